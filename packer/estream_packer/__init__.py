@@ -1,0 +1,1 @@
+"""Turn a Hugging Face checkpoint into one `.emoe` package."""

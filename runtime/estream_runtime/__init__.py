@@ -1,0 +1,1 @@
+"""Run the model of an `.emoe` package."""

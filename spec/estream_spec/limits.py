@@ -1,0 +1,43 @@
+"""Every limit of the format in one place. FORMAT.md section 11.
+
+A count, length or offset is compared with its limit before it is used for anything, allocation above all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_FILE_LENGTH: Final = 1 << 44
+"""16 TiB. Sums of two legal offsets stay far below 2**63."""
+MAX_SECTIONS: Final = 4096
+"""Directory entries. Bounds the directory to 320 KiB."""
+MAX_MANIFEST_LENGTH: Final = 1 << 24
+"""16 MiB of message pack."""
+MAX_SMALL_SECTION_LENGTH: Final = 1 << 28
+"""256 MiB: any section that is read whole (graphs, tokenizer, tables), decoded."""
+MAX_COMPRESSION_RATIO: Final = 256
+"""Decoded over stored bytes of a zstd section."""
+MAX_LAYERS: Final = 1024
+MAX_EXPERTS: Final = 4096
+"""Experts in one layer."""
+MAX_RECORDS: Final = 1 << 20
+"""Records in one table, all layers together."""
+MAX_RECORD_LENGTH: Final = (1 << 31) - (1 << 21)
+"""One record, padded. An NPU maps a buffer below 2 GiB."""
+MAX_DIMENSION: Final = 1 << 24
+"""Rows or columns of a matrix. The product of two stays below 2**48."""
+MAX_SHAPE_CLASSES: Final = 64
+MAX_TENSORS: Final = 64
+"""Tensors in one record layout."""
+MAX_GRAPHS: Final = 1024
+MAX_DEVICE_CONFIGURATIONS: Final = 64
+MAX_EXTENSIONS: Final = 64
+MAX_SOURCES: Final = 4096
+"""Source files named in the provenance."""
+MAX_END_TOKENS: Final = 64
+MAX_NAME: Final = 128
+"""Characters in a name."""
+MAX_TEXT: Final = 4096
+"""Characters in a text such as a licence identifier or a source path."""
+MIN_PAGE_SHIFT: Final = 12
+MAX_PAGE_SHIFT: Final = 21
