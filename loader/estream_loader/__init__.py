@@ -1,1 +1,11 @@
-"""Open an `.emoe` package and page its experts from flash into one fixed-size arena."""
+"""Open an `.emoe` package and page its experts from flash into one fixed-size arena.
+
+from estream_loader import open_package
+
+with open_package("model.emoe") as package:
+    package.manifest.model.hidden
+"""
+
+from estream_loader.package import Integrity, Package, open_package
+
+__all__ = ["Integrity", "Package", "open_package"]

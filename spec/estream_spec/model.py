@@ -23,7 +23,7 @@ class Described(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Base of every struct of the manifest: immutable, unknown keys refused, keys at their default left out."""
 
 
-class Rotary(Described):
+class Rotary(Described, frozen=True, kw_only=True):
     """Rotary position encoding of queries and keys, halves rotated against each other (`x[i]` with `x[i + d/2]`).
 
     Attributes:
@@ -33,7 +33,7 @@ class Rotary(Described):
     theta: Annotated[float, Meta(gt=0)]
 
 
-class Attention(Described):
+class Attention(Described, frozen=True, kw_only=True):
     """One attention shape class: multi-head attention in which `heads / key_value_heads` query heads share a key head.
 
     Attributes:
@@ -54,7 +54,7 @@ class Attention(Described):
     clip_qkv: Annotated[float, Meta(gt=0)] | None = None
 
 
-class Router(Described):
+class Router(Described, frozen=True, kw_only=True):
     """How a token's experts and their weights follow from the router's scores, in f32. FORMAT.md annex A.
 
     `softmax-topk` takes the softmax over all experts and keeps the weights of the `top_k` largest as they are;
@@ -65,7 +65,7 @@ class Router(Described):
     top_k: Dimension
 
 
-class ExpertBlock(Described):
+class ExpertBlock(Described, frozen=True, kw_only=True):
     """One feed-forward shape class made of routed experts: `down(silu(gate(x)) * up(x))`.
 
     Attributes:
@@ -80,7 +80,7 @@ class ExpertBlock(Described):
     activation: Literal["silu"] = "silu"
 
 
-class Layer(Described):
+class Layer(Described, frozen=True, kw_only=True):
     """One layer, in order: norm, attention, residual, norm, experts, residual.
 
     Attributes:
@@ -92,7 +92,7 @@ class Layer(Described):
     experts: ClassIndex
 
 
-class ModelDescription(Described):
+class ModelDescription(Described, frozen=True, kw_only=True):
     """Everything a runtime must know of the model besides its weights.
 
     Attributes:

@@ -1,0 +1,82 @@
+"""The arena: one allocation for experts, divided into banks.
+
+A bank goes `AVAILABLE -> FILLING -> READY -> IN_USE -> AVAILABLE` and no other way. What it holds stays there while it
+is available, so a group asked for again need not be read again. Whoever computes with a bank notes its epoch when the
+bank is handed out; the epoch changes whenever the bank starts to take another group.
+"""
+
+from __future__ import annotations
+
+import mmap
+from enum import Enum
+
+from estream_spec.errors import LinkError
+
+
+class BankState(Enum):
+    """Where a bank is in its round."""
+
+    AVAILABLE = "available"
+    FILLING = "filling"
+    READY = "ready"
+    IN_USE = "in use"
+
+
+_NEXT = {
+    BankState.AVAILABLE: {BankState.FILLING},
+    BankState.FILLING: {BankState.READY, BankState.AVAILABLE},  # the second when reading fails
+    BankState.READY: {BankState.IN_USE},
+    BankState.IN_USE: {BankState.AVAILABLE},
+}
+
+
+class Bank:
+    """Room for one group.
+
+    Attributes:
+        index: position in the arena.
+        epoch: how many groups it has taken.
+        group: the group it holds, as (layer, number of the group in that layer); None before the first.
+        loaded: experts of that group whose records are here and proven.
+    """
+
+    def __init__(self, index: int, memory: memoryview):
+        self.index, self.memory = index, memory
+        self.epoch = 0
+        self.group: tuple[int, int] | None = None
+        self.loaded: set[int] = set()
+        self._state = BankState.AVAILABLE
+
+    @property
+    def state(self) -> BankState:
+        """Where the bank is in its round."""
+        return self._state
+
+    def move(self, state: BankState) -> None:
+        """Go on to the next state; another step than the allowed ones is a fault in the program, hence an assert."""
+        assert state in _NEXT[self._state], f"bank {self.index} from {self._state.value} to {state.value}"
+        self._state = state
+
+    def take(self, group: tuple[int, int]) -> None:
+        """Begin to hold another group: what was there is forgotten and earlier bindings are void."""
+        self.group, self.loaded = group, set()
+        self.epoch += 1
+
+
+class Arena:
+    """Fixed, page-aligned memory for `bank_count` banks, allocated once and never resized.
+
+    Raises:
+        LinkError: the memory cannot be had.
+    """
+
+    def __init__(self, bank_count: int, bank_bytes: int):
+        self.length = bank_count * bank_bytes
+        try:
+            self._memory = mmap.mmap(-1, self.length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:
+            raise LinkError(f"cannot allocate an arena of {self.length} bytes: {error}") from None
+        whole = memoryview(self._memory)
+        self.banks = tuple(
+            Bank(index, whole[index * bank_bytes : (index + 1) * bank_bytes]) for index in range(bank_count)
+        )

@@ -1,0 +1,147 @@
+"""Proving a package byte by byte: what the policy `full`, `validate` and `verify` do. FORMAT.md sections 4 and 9."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import crc32c
+
+from estream_loader.source import ByteSource, read
+from estream_spec.constants import (
+    DATA_START,
+    KNOWN_SECTIONS,
+    SUPERBLOCK_OFFSETS,
+    SUPERBLOCK_SLOT,
+    SectionFlag,
+    SectionType,
+)
+from estream_spec.errors import FormatError, IntegrityError, InvalidError
+from estream_spec.manifest import content_id
+from estream_spec.records import DirectoryEntry, Superblock
+
+if TYPE_CHECKING:
+    from estream_loader.package import Package, RecordPlace
+
+_PIECE = 1 << 20
+"""Bytes read at a time where a range may be long."""
+
+
+def verify(package: Package, advance: Callable[[int], None] = lambda length: None) -> None:
+    """Prove every byte that carries meaning: each section, each record, the content id.
+
+    Args:
+        package: an open package.
+        advance: told the length of every piece that is proven; `verify_length` gives their sum.
+
+    Raises:
+        FormatError: the first difference, in the order of the file's tables.
+    """
+    for entry in package.container.entries:
+        if not entry.flags & SectionFlag.RECORDS and entry.type != SectionType.FREE:
+            verify_section(package, entry)
+            advance(entry.stored_length)
+    places = [*package.dense.places(), *package.experts.places()]
+    with ThreadPoolExecutor() as pool:
+        try:
+            for place, _ in zip(places, pool.map(lambda place: verify_record(package, place), places), strict=True):
+                advance(place.length)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    verify_content_id(package)
+
+
+def verify_length(package: Package) -> int:
+    """Bytes that `verify` goes through."""
+    return sum(entry.stored_length for entry in package.container.entries if entry.type != SectionType.FREE)
+
+
+def verify_section(package: Package, entry: DirectoryEntry) -> None:
+    """Prove one section that no table describes, its type known or not.
+
+    Raises:
+        IntegrityError: its digest differs or it does not decode.
+    """
+    if entry.type in KNOWN_SECTIONS:
+        package.read_section(entry)
+        return
+    digest = sha256()
+    for at in range(entry.offset, entry.end, _PIECE):
+        digest.update(read(package.source, at, min(_PIECE, entry.end - at)))
+    if digest.digest() != entry.sha256:
+        raise IntegrityError("section digest differs from the directory's", offset=entry.offset)
+
+
+def verify_record(package: Package, place: RecordPlace) -> None:
+    """Prove one record: checksum, digest, and zeros in its padding.
+
+    Raises:
+        IntegrityError: checksum or digest differ.
+        InvalidError: padding other than zero.
+    """
+    data = read(package.source, place.offset, place.length)
+    if (checksum := crc32c.crc32c(data)) != place.checksum:
+        message = f"record has checksum {checksum:08x}, its table says {place.checksum:08x}"
+        raise IntegrityError(message, path=place.path, offset=place.offset)
+    payload = place.layout.payload_length
+    if sha256(memoryview(data)[:payload]).digest() != place.digest:
+        raise IntegrityError("record digest differs from its table's", path=place.path, offset=place.offset)
+    if any(memoryview(data)[payload:]):
+        raise InvalidError("padding behind a record is not zero", path=place.path, offset=place.offset + payload)
+
+
+def verify_content_id(package: Package) -> None:
+    """Prove the manifest's content id.
+
+    Raises:
+        IntegrityError: it is another.
+    """
+    manifest = package.manifest
+    documents = (package.tokenizer_json or b"", package.chat_template or b"")
+    digests = package.dense.table.digests, package.experts.table.digests
+    if (found := content_id(manifest.model, manifest.layouts, *digests, documents)) != manifest.content_id:
+        message = f"content id is {found.hex()}, the manifest says {manifest.content_id.hex()}"
+        raise IntegrityError(message, path="manifest.content_id")
+
+
+def check_padding(package: Package) -> None:
+    """Prove that the bytes between superblocks, sections and directory are zero.
+
+    Raises:
+        InvalidError: a byte that is not.
+    """
+    gaps = [(offset + Superblock.SIZE, offset + SUPERBLOCK_SLOT) for offset in SUPERBLOCK_OFFSETS]
+    end = DATA_START
+    for entry in package.container.entries:
+        gaps.append((end, entry.offset))
+        end = entry.end
+    gaps.append((end, package.container.superblock.directory_offset))
+    for start, stop in gaps:
+        gap = read(package.source, start, stop - start)
+        if any(gap):
+            raise InvalidError("byte between sections is not zero", offset=start + len(gap) - len(gap.lstrip(b"\0")))
+
+
+def notices(package: Package) -> list[str]:
+    """What is odd about a valid package: a twin that is damaged or behind, bytes after the end."""
+    found = []
+    trusted = package.container.superblock
+    for index, offset in enumerate(SUPERBLOCK_OFFSETS):
+        path = f"superblock[{index}]"
+        try:
+            twin = Superblock.decode(read(package.source, offset, Superblock.SIZE), path=path, offset=offset)
+        except FormatError as fault:
+            found.append(f"{path} is damaged: {fault}")
+        else:
+            if twin != trusted:
+                found.append(f"{path} is of generation {twin.generation}, behind {trusted.generation}")
+    if trailing := available(package.source) - trusted.file_length:
+        found.append(f"{trailing} bytes follow the package's end")
+    return found
+
+
+def available(source: ByteSource) -> int:
+    """Bytes from the package's start on; never negative."""
+    return max(source.available(), 0)

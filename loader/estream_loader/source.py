@@ -1,0 +1,136 @@
+"""Where a package's bytes come from: a file, part of a file, or memory.
+
+A source only reads. It may deliver less than asked, as `preadv` may; `read_exactly` is what everything else uses.
+Tests inject faults by handing `open_package` a source of their own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Protocol, Self
+
+from estream_spec.errors import EmoeError, IntegrityError, LinkError
+
+
+class ByteSource(Protocol):
+    """Bytes at offsets from a package's start."""
+
+    name: str
+    """What messages call it."""
+
+    def available(self) -> int:
+        """Bytes from the package's start to the end of what there is."""
+        ...
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill the start of a non-empty writable buffer from `offset`; returns how many bytes, 0 only past the end.
+
+        Raises:
+            OSError: the device failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the source itself opened."""
+        ...
+
+
+class FileSource:
+    """A package that begins at byte `base` of a file.
+
+    Reads are positioned, so one source may serve several threads, and a file that shrinks meanwhile gives an error and
+    not a signal, as a mapping would.
+    """
+
+    def __init__(self, descriptor: int, *, base: int = 0, name: str, owned: bool):
+        self.name = name
+        self._descriptor, self._base, self._owned = descriptor, base, owned
+
+    @classmethod
+    def open(cls, path: Path, *, base: int = 0) -> Self:
+        """Open a file for reading.
+
+        Raises:
+            LinkError: it cannot be opened, or is not a regular file.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise LinkError(f"cannot open {str(path)!r}: {error.strerror}") from None
+        source = cls(descriptor, base=base, name=str(path), owned=True)
+        if not os.path.isfile(descriptor):  # noqa: PTH113 (of a descriptor)
+            source.close()
+            raise LinkError(f"{str(path)!r} is not a regular file")
+        return source
+
+    def available(self) -> int:
+        """Bytes from the package's start to the end of the file; negative where the file ends before."""
+        return os.fstat(self._descriptor).st_size - self._base
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """See `ByteSource.read_into`."""
+        return os.preadv(self._descriptor, [buffer], self._base + offset)
+
+    def close(self) -> None:
+        """Close the file if this source opened it; closing twice is harmless."""
+        if self._owned:
+            self._owned = False
+            os.close(self._descriptor)
+
+
+class MemorySource:
+    """A package held in memory."""
+
+    def __init__(self, data: bytes | bytearray | memoryview):
+        self.name = "package in memory"
+        self._data = memoryview(data).cast("B")
+
+    def available(self) -> int:
+        """Bytes of the buffer."""
+        return len(self._data)
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """See `ByteSource.read_into`."""
+        piece = self._data[offset : offset + len(buffer)]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def read_exactly(source: ByteSource, buffer: memoryview, offset: int) -> None:
+    """Fill the whole buffer from `offset`, however many reads that takes.
+
+    Raises:
+        IntegrityError: the bytes end before the buffer is full.
+        LinkError: the device failed.
+    """
+    done = 0
+    while done < len(buffer):
+        try:
+            count = source.read_into(buffer[done:], offset + done)
+        except InterruptedError:
+            continue
+        except OSError as error:
+            reason = error.strerror or errno.errorcode.get(error.errno or 0, str(error))
+            raise read_fault(LinkError, f"reading failed: {reason}", source, buffer, offset, done) from error
+        if count == 0:
+            raise read_fault(IntegrityError, "the package ends early", source, buffer, offset, done)
+        done += count
+
+
+def read_fault(
+    kind: type[EmoeError], message: str, source: ByteSource, buffer: memoryview, offset: int, done: int
+) -> EmoeError:
+    """An error that says which bytes were wanted and how many came."""
+    return kind(f"{message}: got {done} of {len(buffer)} bytes", path=source.name, offset=offset + done)
+
+
+def read(source: ByteSource, offset: int, length: int) -> bytes:
+    """The bytes from `offset`, all of them. Raises as `read_exactly` does."""
+    buffer = bytearray(length)
+    read_exactly(source, memoryview(buffer), offset)
+    return bytes(buffer)

@@ -1,0 +1,230 @@
+"""The manifest: the one typed document of a package, and its only canonical encoding. FORMAT.md section 6.
+
+Message pack, maps with keys in the order of the fields, keys at their default left out. A reader decodes it, encodes
+the result again and compares: other spellings of the same values are refused.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from estream_spec import limits
+from estream_spec.constants import CONTENT_ID_CONTEXT
+from estream_spec.errors import InvalidError, LimitError, MalformedError
+from estream_spec.model import ClassIndex, Described, Dimension, ModelDescription
+from estream_spec.weights import Encoding
+
+Name = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NAME)]
+Text = Annotated[str, Meta(max_length=limits.MAX_TEXT)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Offset = Annotated[int, Meta(ge=0, le=limits.MAX_FILE_LENGTH)]
+
+Activations = Literal["f32", "dynamic-int8"]
+"""What enters a matrix product: f32, or each token quantised to 8 bits on the spot."""
+GraphWeights = Literal["f32", "int8", "uint8"]
+"""What a graph takes as a matrix: f32, int8 with a scale per column, or that plus 128 as uint8."""
+GraphRole = Literal["qkv", "attend", "out", "expert", "head"]
+
+
+class Tensor(Described, frozen=True, kw_only=True):
+    """One tensor inside a record.
+
+    Attributes:
+        name: unique in its layout; what the graphs call it, with a suffix for the parts of a quantised matrix.
+        dtype: `f32`, `i8` or `u8`, little-endian.
+        shape: in elements, row-major.
+        offset: bytes from the record's start, a multiple of 128.
+    """
+
+    name: Name
+    dtype: Literal["f32", "i8", "u8"]
+    shape: Annotated[tuple[Dimension, ...], Meta(min_length=1, max_length=2)]
+    offset: Offset
+
+    @property
+    def length(self) -> int:
+        """Bytes the tensor takes."""
+        elements = 1
+        for dimension in self.shape:
+            elements *= dimension
+        return elements * (4 if self.dtype == "f32" else 1)
+
+
+class Matrix(Described, frozen=True, kw_only=True):
+    """A matrix that several tensors of a layout make up. FORMAT.md section 7.
+
+    Attributes:
+        name: what the graphs call it.
+        encoding: `f32`, `w8`, `w4g32` or `w4g64`.
+        rows: logical rows; stored ones are rounded up to whole groups.
+        columns: columns.
+    """
+
+    name: Name
+    encoding: Encoding
+    rows: Dimension
+    columns: Dimension
+
+
+class RecordLayout(Described, frozen=True, kw_only=True):
+    """What a record holds, said once for all records alike.
+
+    Attributes:
+        kind: 1, row-major tensors one behind the other. Other numbers are for layouts of later versions.
+        payload_length: bytes from the record's start to the end of its last tensor; padding follows.
+        matrices: the matrices in the record.
+        tensors: every tensor in the record, by offset.
+    """
+
+    payload_length: Annotated[int, Meta(ge=1, le=limits.MAX_RECORD_LENGTH)]
+    matrices: Annotated[tuple[Matrix, ...], Meta(max_length=limits.MAX_TENSORS)]
+    tensors: Annotated[tuple[Tensor, ...], Meta(min_length=1, max_length=limits.MAX_TENSORS)]
+    kind: Literal[1] = 1
+
+
+class Graph(Described, frozen=True, kw_only=True):
+    """One compiled graph, kept in a section of its own.
+
+    Attributes:
+        section: id of its `GRAPH` section.
+        target: where it runs; `portable` is ONNX for any ONNX Runtime.
+        role: which interface of FORMAT.md section 10 it has.
+        shape_class: index into the model's attention or expert shape classes; 0 for `head`.
+        weights: what it takes as matrices.
+        activations: what enters its matrix products.
+    """
+
+    section: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    target: Literal["portable"]
+    role: GraphRole
+    shape_class: ClassIndex
+    weights: GraphWeights
+    activations: Activations
+
+
+class DeviceConfiguration(Described, frozen=True, kw_only=True):
+    """How to run on one kind of device; what is chosen here changes speed and memory, never a result.
+
+    Attributes:
+        name: the device profile it was made for; `generic` fits any.
+        arena_bytes: memory for experts.
+        group_size: experts read together.
+        prefetch_depth: groups read ahead; the arena has one bank more.
+    """
+
+    name: Name
+    arena_bytes: Offset
+    group_size: Annotated[int, Meta(ge=1, le=limits.MAX_EXPERTS)]
+    prefetch_depth: Annotated[int, Meta(ge=0, le=limits.MAX_EXPERTS)]
+
+
+class SourceFile(Described, frozen=True, kw_only=True):
+    """A file the package was made from."""
+
+    name: Text
+    length: Offset
+    sha256: Digest
+
+
+class Provenance(Described, frozen=True, kw_only=True):
+    """Where the package came from.
+
+    Attributes:
+        writer: name and version of the program that wrote it.
+        licence: SPDX expression of the weights' licence; empty where it is not known.
+        sources: the checkpoint's files, by name.
+    """
+
+    writer: Name
+    licence: Text = ""
+    sources: Annotated[tuple[SourceFile, ...], Meta(max_length=limits.MAX_SOURCES)] = ()
+
+
+class Manifest(Described, frozen=True, kw_only=True):
+    """Everything but bytes.
+
+    Attributes:
+        name: the model's name, for people.
+        content_id: digest of the logical content, see `content_id`.
+        model: what the model computes.
+        layouts: record layouts, named by index in the tables.
+        graphs: compiled graphs.
+        device_configurations: the first is the default.
+        provenance: where the package came from.
+        extensions: other parties' data by reverse domain name; readers ignore what they do not know.
+    """
+
+    name: Name
+    content_id: Digest
+    model: ModelDescription
+    layouts: Annotated[tuple[RecordLayout, ...], Meta(min_length=1, max_length=limits.MAX_SHAPE_CLASSES * 4)]
+    graphs: Annotated[tuple[Graph, ...], Meta(min_length=1, max_length=limits.MAX_GRAPHS)]
+    device_configurations: Annotated[
+        tuple[DeviceConfiguration, ...], Meta(min_length=1, max_length=limits.MAX_DEVICE_CONFIGURATIONS)
+    ]
+    provenance: Provenance
+    extensions: Annotated[dict[Name, bytes], Meta(max_length=limits.MAX_EXTENSIONS)] = msgspec.field(
+        default_factory=dict
+    )
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(Manifest)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest's canonical bytes."""
+    return _encoder.encode(manifest)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Parse a manifest and prove that its bytes are the canonical ones.
+
+    Raises:
+        LimitError: longer than `MAX_MANIFEST_LENGTH`.
+        MalformedError: not message pack.
+        InvalidError: another structure, a value outside its range, or not canonical.
+    """
+    if len(data) > limits.MAX_MANIFEST_LENGTH:
+        message = f"manifest of {len(data)} bytes, the limit is {limits.MAX_MANIFEST_LENGTH}"
+        raise LimitError(message, path="manifest")
+    try:
+        manifest = _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise InvalidError(str(error).replace("`", "'"), path="manifest") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedError(f"manifest is not message pack: {error}", path="manifest") from None
+    except (UnicodeDecodeError, OverflowError) as error:
+        raise MalformedError(f"manifest holds an impossible value: {error}", path="manifest") from None
+    if encode_manifest(manifest) != data:
+        raise InvalidError("manifest is not in its canonical encoding", path="manifest")
+    return manifest
+
+
+def content_id(
+    model: ModelDescription,
+    layouts: tuple[RecordLayout, ...],
+    dense_digests: tuple[bytes, ...],
+    expert_digests: tuple[bytes, ...],
+    documents: tuple[bytes, ...],
+) -> bytes:
+    """SHA-256 of the logical content: the same for every page size, order of sections, codec and configuration.
+
+    Args:
+        model: the model description.
+        layouts: record layouts.
+        dense_digests: SHA-256 of every dense record's payload, in order.
+        expert_digests: SHA-256 of every expert record's payload, in order.
+        documents: tokenizer, then chat template, decoded; empty bytes where there is none.
+
+    Spec: FORMAT.md section 9.
+    """
+    parts = [_encoder.encode(model), _encoder.encode(layouts), b"".join(dense_digests), b"".join(expert_digests)]
+    digest = sha256(CONTENT_ID_CONTEXT)
+    for part in [*parts, *documents]:
+        digest.update(sha256(part).digest())
+    return digest.digest()

@@ -1,0 +1,240 @@
+"""Fixed-size records and their bytes. FORMAT.md sections 3 to 5.
+
+Each class gives the fields in the order and under the names of FORMAT.md. `decode` only parses: it fails on short or
+unmistakably foreign bytes and judges nothing else (`estream_spec.rules` does). `encode` is its inverse.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+import crc32c
+
+from estream_spec.constants import DIRECTORY_MAGIC, MAGIC, TABLE_MAGIC
+from estream_spec.errors import IntegrityError, LimitError, MalformedError
+from estream_spec.limits import MAX_RECORDS, MAX_SECTIONS
+
+
+def _unpack(layout: struct.Struct, data: bytes | memoryview, offset: int | None, path: str) -> tuple[Any, ...]:
+    if len(data) < layout.size:
+        raise MalformedError(f"{len(data)} bytes where a record of {layout.size} stands", path=path, offset=offset)
+    return layout.unpack_from(data)
+
+
+class FixedRecord:
+    """A record whose dataclass fields stand in the order of its `LAYOUT`."""
+
+    __slots__ = ()
+    LAYOUT: ClassVar[struct.Struct]
+    SIZE: ClassVar[int]
+
+    def encode(self) -> bytes:
+        """The record's `SIZE` bytes."""
+        return self.LAYOUT.pack(*(getattr(self, each.name) for each in fields(self)))  # type: ignore[arg-type]
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, *, path: str, offset: int | None = None) -> Self:
+        """Parse the record at the start of `data`; `offset` and `path` say where that is in the package.
+
+        Raises:
+            MalformedError: too short, or reserved bytes set.
+        """
+        record = cls(*_unpack(cls.LAYOUT, data, offset, path))
+        if record.encode() != data[: cls.SIZE]:
+            raise MalformedError("reserved bytes are not zero", path=path, offset=offset)
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock(FixedRecord):
+    """Where everything else is, twice in every package. FORMAT.md section 3."""
+
+    LAYOUT: ClassVar = struct.Struct("<8sHHB3xQQQQQQ32s28x")
+    """Everything before the checksum."""
+    SIZE: ClassVar = 128
+
+    magic: bytes
+    format_major: int
+    format_minor: int
+    page_shift: int
+    generation: int
+    file_length: int
+    required_features: int
+    optional_features: int
+    directory_offset: int
+    directory_length: int
+    directory_sha256: bytes
+
+    def encode(self) -> bytes:
+        """The record's 128 bytes, checksum included."""
+        body = FixedRecord.encode(self)
+        return body + struct.pack("<I", crc32c.crc32c(body))
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, *, path: str, offset: int | None = None) -> Self:
+        """Parse the record and check its magic and its checksum.
+
+        Raises:
+            MalformedError: too short, another magic, or reserved bytes set.
+            IntegrityError: the checksum differs.
+        """
+        if (magic := bytes(data[: len(MAGIC)])) != MAGIC:
+            raise MalformedError(f"magic is {magic!r}, expected {MAGIC!r}", path=path, offset=offset)
+        body, stored = bytes(data[: cls.LAYOUT.size]), bytes(data[cls.LAYOUT.size : cls.SIZE])
+        if len(stored) == 4 and (checksum := struct.pack("<I", crc32c.crc32c(body))) != stored:
+            message = f"superblock has checksum {checksum.hex()}, but says {stored.hex()}"
+            raise IntegrityError(message, path=path, offset=offset)
+        return super(Superblock, cls).decode(data, path=path, offset=offset)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryEntry(FixedRecord):
+    """One section: what it is and which bytes it has. FORMAT.md section 4."""
+
+    LAYOUT: ClassVar = struct.Struct("<IIIHBxQQQ32s8x")
+    SIZE: ClassVar = 80
+
+    type: int
+    id: int
+    flags: int
+    codec: int
+    alignment_shift: int
+    offset: int
+    stored_length: int
+    length: int
+    sha256: bytes
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind the section."""
+        return self.offset + self.stored_length
+
+
+DIRECTORY_HEADER = struct.Struct("<8sII")
+"""Magic, entry count, entry size."""
+
+
+def encode_directory(entries: tuple[DirectoryEntry, ...]) -> bytes:
+    """The directory's bytes: header, then the entries as given."""
+    return DIRECTORY_HEADER.pack(DIRECTORY_MAGIC, len(entries), DirectoryEntry.SIZE) + b"".join(
+        entry.encode() for entry in entries
+    )
+
+
+def decode_directory(data: bytes, *, offset: int) -> tuple[DirectoryEntry, ...]:
+    """Parse the directory.
+
+    Raises:
+        MalformedError: wrong magic or entry size, or a length other than the count asks for.
+        LimitError: more entries than `MAX_SECTIONS`.
+    """
+    path = "directory"
+    magic, count, size = _unpack(DIRECTORY_HEADER, data, offset, path)
+    if magic != DIRECTORY_MAGIC or size != DirectoryEntry.SIZE:
+        raise MalformedError(
+            f"directory starts with {magic!r} and entry size {size}, expected {DIRECTORY_MAGIC!r} and 80",
+            path=path,
+            offset=offset,
+        )
+    if count > MAX_SECTIONS:
+        raise LimitError(f"{count} sections, the limit is {MAX_SECTIONS}", path=path, offset=offset)
+    starts = range(DIRECTORY_HEADER.size, DIRECTORY_HEADER.size + count * DirectoryEntry.SIZE, DirectoryEntry.SIZE)
+    if len(data) != starts.stop:
+        raise MalformedError(f"directory of {count} entries has {len(data)} bytes, expected {starts.stop}", path=path)
+    view = memoryview(data)
+    return tuple(
+        DirectoryEntry.decode(view[start:], offset=offset + start, path=f"directory[{index}]")
+        for index, start in enumerate(starts)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRange(FixedRecord):
+    """Records of one length that follow each other: the experts of a layer, or one dense block. FORMAT.md section 5."""
+
+    LAYOUT: ClassVar = struct.Struct("<QQII8x")
+    SIZE: ClassVar = 32
+
+    base: int
+    """Offset of the first record from the start of the section that holds the records."""
+    record_length: int
+    """Bytes from one record to the next, padding included."""
+    count: int
+    layout: int
+    """Index into the manifest's record layouts."""
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind the range, from the start of the section."""
+        return self.base + self.record_length * self.count
+
+
+RECORD_DIGEST = struct.Struct("<I4x32s")
+"""Checksum of the padded record, digest of its payload."""
+TABLE_HEADER = struct.Struct("<8sII")
+"""Magic, number of ranges, number of records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordTable:
+    """Every record of a section: where it is and what its bytes must be. FORMAT.md section 5.
+
+    Records are numbered in the order of the ranges: range by range, record by record.
+    """
+
+    ranges: tuple[RecordRange, ...]
+    checksums: tuple[int, ...]
+    """crc32c of each padded record."""
+    digests: tuple[bytes, ...]
+    """SHA-256 of each record's payload, without the padding at its end."""
+    first: tuple[int, ...] = field(init=False)
+    """Number of the first record of each range."""
+
+    def __post_init__(self) -> None:
+        firsts, number = [], 0
+        for record_range in self.ranges:
+            firsts.append(number)
+            number += record_range.count
+        object.__setattr__(self, "first", tuple(firsts))
+
+    def encode(self) -> bytes:
+        """The table's bytes."""
+        return b"".join(
+            [
+                TABLE_HEADER.pack(TABLE_MAGIC, len(self.ranges), len(self.checksums)),
+                *(record_range.encode() for record_range in self.ranges),
+                *(RECORD_DIGEST.pack(*pair) for pair in zip(self.checksums, self.digests, strict=True)),
+            ]
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, *, path: str) -> Self:
+        """Parse a table.
+
+        Raises:
+            MalformedError: wrong magic, a length other than the counts ask for, or counts that disagree.
+            LimitError: more ranges or records than `MAX_RECORDS`.
+        """
+        magic, range_count, record_count = _unpack(TABLE_HEADER, data, 0, path)
+        if magic != TABLE_MAGIC:
+            raise MalformedError(f"table starts with {magic!r}, expected {TABLE_MAGIC!r}", path=path)
+        if max(range_count, record_count) > MAX_RECORDS:
+            raise LimitError(f"{range_count} ranges of {record_count} records, the limit is {MAX_RECORDS}", path=path)
+        records_at = TABLE_HEADER.size + range_count * RecordRange.SIZE
+        expected = records_at + record_count * RECORD_DIGEST.size
+        if len(data) != expected:
+            raise MalformedError(f"table has {len(data)} bytes, its counts ask for {expected}", path=path)
+        view = memoryview(data)
+        ranges = tuple(
+            RecordRange.decode(view[start:], path=f"{path}.ranges[{index}]")
+            for index, start in enumerate(range(TABLE_HEADER.size, records_at, RecordRange.SIZE))
+        )
+        if (total := sum(record_range.count for record_range in ranges)) != record_count:
+            raise MalformedError(f"ranges hold {total} records, the header says {record_count}", path=path)
+        pairs = list(RECORD_DIGEST.iter_unpack(view[records_at:]))
+        table = cls(ranges=ranges, checksums=tuple(pair[0] for pair in pairs), digests=tuple(pair[1] for pair in pairs))
+        if table.encode() != data:
+            raise MalformedError("reserved bytes of the record digests are not zero", path=path)
+        return table

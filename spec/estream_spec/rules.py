@@ -1,0 +1,176 @@
+"""What a manifest and its tables must satisfy together. FORMAT.md sections 5 to 8 and 10.
+
+Structure and ranges of single values are checked where they are decoded; here stands what ties values to each other.
+Each function raises the first fault it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+
+from estream_spec import limits
+from estream_spec.constants import SectionType
+from estream_spec.container import Container
+from estream_spec.errors import IntegrityError, InvalidError, LimitError
+from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
+from estream_spec.manifest import Graph, Manifest, RecordLayout
+from estream_spec.model import ModelDescription
+from estream_spec.records import DirectoryEntry, RecordTable
+
+GRAPH_KINDS = {("f32", "f32"), ("int8", "f32"), ("int8", "dynamic-int8"), ("uint8", "dynamic-int8")}
+"""Pairs of weights and activations a graph may have."""
+
+
+def check_manifest(manifest: Manifest, container: Container) -> None:
+    """Judge the manifest by itself and against the directory.
+
+    Raises:
+        InvalidError: see FORMAT.md sections 6, 8 and 10.
+    """
+    _check_model(manifest.model)
+    _check_graphs(manifest, container)
+    for index, layout in enumerate(manifest.layouts):
+        _require(
+            layout.payload_length == max(tensor.offset + tensor.length for tensor in layout.tensors),
+            f"payload of {layout.payload_length} bytes does not end with the last tensor",
+            f"manifest.layouts[{index}].payload_length",
+        )
+
+
+def _require(condition: bool, message: str, path: str) -> None:
+    if not condition:
+        raise InvalidError(message, path=path)
+
+
+def _check_model(model: ModelDescription) -> None:
+    path = "manifest.model"
+    for index, attention in enumerate(model.attentions):
+        where = f"{path}.attentions[{index}]"
+        heads, shared = attention.heads, attention.key_value_heads
+        _require(heads % shared == 0, f"{heads} heads do not divide into {shared} key heads", where)
+        _require(attention.head_dim % 2 == 0, f"head dimension {attention.head_dim} is odd", where)
+        _require(heads * attention.head_dim <= limits.MAX_DIMENSION, "heads together are too wide", where)
+    for index, block in enumerate(model.expert_blocks):
+        top_k = block.router.top_k
+        _require(top_k <= block.experts, f"top-{top_k} of {block.experts} experts", f"{path}.expert_blocks[{index}]")
+    _check_classes((layer.attention for layer in model.layers), len(model.attentions), f"{path}.attentions")
+    _check_classes((layer.experts for layer in model.layers), len(model.expert_blocks), f"{path}.expert_blocks")
+    tokens = [*model.end_tokens, *([] if model.begin_token is None else [model.begin_token])]
+    for token in tokens:
+        _require(token < model.vocabulary, f"token {token} in a vocabulary of {model.vocabulary}", path)
+
+
+def _check_classes(used: Iterable[int], count: int, path: str) -> None:
+    found = sorted(set(used))
+    _require(found == list(range(count)), f"layers use shape classes {found} of {count}", path)
+
+
+def _check_graphs(manifest: Manifest, container: Container) -> None:
+    path = "manifest.graphs"
+    model = manifest.model
+    classes = {
+        "qkv": len(model.attentions),
+        "attend": len(model.attentions),
+        "out": len(model.attentions),
+        "expert": len(model.expert_blocks),
+        "head": 1,
+    }
+    present, keys = set[tuple[str, int]](), set[tuple[str, str, int, str]]()
+    for index, graph in enumerate(manifest.graphs):
+        where = f"{path}[{index}]"
+        _require(graph.shape_class < classes[graph.role], f"no shape class {graph.shape_class}", where)
+        kind = f"graph of {graph.weights} weights and {graph.activations} activations"
+        _require((graph.weights, graph.activations) in GRAPH_KINDS, f"{kind} is not defined", where)
+        key = graph.target, graph.role, graph.shape_class, graph.weights
+        _require(key not in keys, f"second {graph.role} graph for {graph.weights} weights", where)
+        keys.add(key)
+        present.add((graph.role, graph.shape_class))
+    for role, count in classes.items():
+        for shape_class in range(count):
+            _require((role, shape_class) in present, f"no {role} graph for shape class {shape_class}", path)
+    named = sorted(graph.section for graph in manifest.graphs)
+    there = sorted(entry.id for entry in container.entries if entry.type == SectionType.GRAPH)
+    _require(named == there, f"graphs name sections {named}, the package has {there}", path)
+
+
+def check_tables(manifest: Manifest, container: Container, dense: RecordTable, experts: RecordTable) -> None:
+    """Judge both record tables against the manifest and the sections they describe.
+
+    Raises:
+        InvalidError: ranges that do not fit the model, the layouts or the section.
+        IntegrityError: a section digest other than that over the records' digests.
+        LimitError: a record longer than `MAX_RECORD_LENGTH`.
+    """
+    model, layouts = manifest.model, manifest.layouts
+    used = {record_range.layout for table in (dense, experts) for record_range in table.ranges}
+    _require(
+        used == set(range(len(layouts))), f"tables use layouts {sorted(used)} of {len(layouts)}", "manifest.layouts"
+    )
+    dense_counts = [1] * (len(model.layers) + 2)
+    expert_counts = [model.expert_block(layer).experts for layer in range(len(model.layers))]
+    for table, section_type, counts in (
+        (dense, SectionType.DENSE, dense_counts),
+        (experts, SectionType.EXPERTS, expert_counts),
+    ):
+        path = f"{section_type.name.lower()}_table"
+        found = [record_range.count for record_range in table.ranges]
+        _require(found == counts, f"ranges hold {found} records, the model needs {counts}", path)
+        _check_ranges(table, container.section(section_type), manifest, container.page_size, path)
+
+    encodings = [{matrix.name: matrix.encoding for matrix in layout.matrices} for layout in layouts]
+    for number, record_range in enumerate(dense.ranges):
+        given = encodings[record_range.layout]
+        if number == 0:
+            _require(given.get("embedding") in {"f32", "w8"}, "embedding is neither f32 nor w8", "manifest.layouts")
+            expected = embedding_layout(model, given)
+        elif number <= len(model.layers):
+            expected = layer_layout(model, number - 1, given)
+        else:
+            expected = final_layout(model, given)
+        _check_layout(layouts[record_range.layout], expected, record_range.layout)
+    for layer, record_range in enumerate(experts.ranges):
+        expected = expert_layout(model, model.layers[layer].experts, encodings[record_range.layout])
+        _check_layout(layouts[record_range.layout], expected, record_range.layout)
+
+
+def _check_layout(layout: RecordLayout, expected: RecordLayout, index: int) -> None:
+    _require(
+        layout == expected, "layout is not the one its matrices and the model ask for", f"manifest.layouts[{index}]"
+    )
+
+
+def _check_ranges(table: RecordTable, section: DirectoryEntry, manifest: Manifest, page_size: int, path: str) -> None:
+    end = 0
+    for index, record_range in enumerate(table.ranges):
+        where = f"{path}.ranges[{index}]"
+        if record_range.record_length > limits.MAX_RECORD_LENGTH:
+            message = f"record of {record_range.record_length} bytes, the limit is {limits.MAX_RECORD_LENGTH}"
+            raise LimitError(message, path=where)
+        _require(record_range.base == end, f"range begins at {record_range.base}, expected {end}", where)
+        payload = manifest.layouts[record_range.layout].payload_length
+        expected = round_up(payload, page_size)
+        message = f"record of {record_range.record_length} bytes for a payload of {payload}, expected {expected}"
+        _require(record_range.record_length == expected, message, where)
+        end = record_range.end
+    _require(end == section.length, f"ranges end at {end}, the section has {section.length} bytes", path)
+    if sha256(b"".join(table.digests)).digest() != section.sha256:
+        raise IntegrityError("section digest differs from that over the records' digests", path=path)
+
+
+def check_device_configurations(manifest: Manifest, experts: RecordTable) -> None:
+    """Judge the device configurations: every bank must fit the arena.
+
+    Raises:
+        InvalidError: an arena too small for its own banks.
+    """
+    largest = max(record_range.record_length for record_range in experts.ranges)
+    for index, choice in enumerate(manifest.device_configurations):
+        needed = (choice.prefetch_depth + 1) * choice.group_size * largest
+        message = f"arena of {choice.arena_bytes} bytes, its banks take {needed}"
+        _require(choice.arena_bytes >= needed, message, f"manifest.device_configurations[{index}].arena_bytes")
+
+
+def graphs_of(manifest: Manifest, target: str) -> tuple[Graph, ...]:
+    """The graphs for one target."""
+    return tuple(graph for graph in manifest.graphs if graph.target == target)
