@@ -1,0 +1,35 @@
+"""What tests of several folders share: tiny checkpoints, written once a session, and their reference vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.olmoe import CheckpointFactory, VariantName, write_checkpoint
+from fixtures.reference import Reference, ReferenceLoader, reference_path
+
+
+@pytest.fixture(scope="session")
+def olmoe_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointFactory:
+    """`olmoe_checkpoint(variant, shards=1)`: folder of a tiny OLMoE checkpoint, shared by all tests of the session."""
+    root = tmp_path_factory.mktemp("olmoe")
+
+    def write(variant: VariantName = "base", shards: int = 1) -> Path:
+        folder = root / f"{variant}-{shards}"
+        return folder if folder.exists() else write_checkpoint(folder, variant, shards)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def reference() -> ReferenceLoader:
+    """`reference(variant)`: what Hugging Face transformers computes for that checkpoint."""
+    loaded: dict[VariantName, Reference] = {}
+
+    def load(variant: VariantName = "base") -> Reference:
+        if variant not in loaded:
+            loaded[variant] = Reference.load(reference_path(variant))
+        return loaded[variant]
+
+    return load
