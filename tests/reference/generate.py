@@ -45,7 +45,7 @@ MIN_SCORE_GAP = 1e-4
 MIN_LOGIT_GAP = 1e-3
 """Least distance between the best and the second logit where a greedy token is taken."""
 TOLERANCE = 1e-4
-"""Greatest difference of a logit or weight from the kept one under `--check`; another f32 implementation is 2e-5 off."""
+"""Greatest difference of a logit or weight from the kept one under `--check`; other f32 code is 2e-5 off."""
 
 Array = npt.NDArray[Any]
 
