@@ -58,7 +58,7 @@ class EmbeddingRows:
         """
         dtype = np.int8 if self._rows.dtype == "i8" else np.float32
         stored = np.empty((len(token_ids), self._rows.shape[1]), dtype)
-        view = memoryview(stored).cast("B")
+        view = stored.data.cast("B")
         for position, token in enumerate(token_ids):
             offset = self._place.offset + self._rows.offset + int(token) * self._row_bytes
             into = view[position * self._row_bytes : (position + 1) * self._row_bytes]
