@@ -1,0 +1,313 @@
+"""Choosing the stored integers of a matrix so that the weights they stand for are near the true ones.
+
+What stored weights mean is `estream_spec.weights`; this only chooses them. For the two-level encodings:
+
+1. Each group of a channel is fitted alone, at a few step sizes of either sign, which gives it a best real step.
+2. The channel's scale is the one at which small integer multiples come nearest to those steps.
+3. Each group takes the multiplier, near its step, of least true error; the scale is fitted again to all of them by
+   least squares, and the weights are rounded once more.
+
+Every group is first divided by its largest weight and every channel by its own, so nothing overflows or drowns.
+Results do not depend on anything but the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from estream_spec.errors import PackError
+from estream_spec.weights import (
+    GROUP_SIZES,
+    MAX_MULTIPLIER,
+    Bytes,
+    Encoding,
+    Floats,
+    Int8s,
+    pack_nibbles,
+    padded_rows,
+)
+
+Parts = dict[str, npt.NDArray[Any]]
+"""Arrays by the part's name after the matrix's: `""`, `"scale"`, `"nibbles"`, `"multipliers"`."""
+
+_BLOCK: Final = 1 << 18
+"""Weights worked on at a time. Enough to hide the cost of a call; the temporaries are a few MiB."""
+_STEPS: Final[Mapping[int, tuple[float, ...]]] = {-1: (7.5, 8.25, 9.0), 1: (6.5, 7.25, 8.0)}
+"""Where a group's largest weight is tried, in steps from zero, by the sign of the nibble it takes.
+
+Beyond -8 or 7 it is cut off, which can pay for a finer step everywhere else.
+"""
+_TOP_MULTIPLIERS: Final = tuple(13 + i / 4 for i in range(13))
+"""What the largest step of a channel is tried as, in units of the channel's scale."""
+_LEAST_IMPORTANCE: Final = 1e-4
+"""Of the largest: rows that calibration never saw still keep their shape."""
+_LARGEST_W8: Final = 127
+_LARGEST_W4: Final = 8 * MAX_MULTIPLIER
+
+
+def quantise_matrix(weight: Floats, encoding: Encoding, importance: Floats | None = None) -> Parts:
+    """Stores a matrix.
+
+    Args:
+        weight: f32 `[K, N]`, finite.
+        encoding: how to store it.
+        importance: f32 `[K]`, not negative: what a squared error in each row counts, such as the mean square of the
+            activations that meet it. None counts all alike. Only the two-level encodings weigh their errors.
+
+    Returns:
+        The parts that `matrix_parts` describes.
+
+    Raises:
+        PackError: a weight is not finite.
+    """
+    if encoding == "f32":
+        return {"": _finite(weight)}
+    if encoding == "w8":
+        return _quantise_w8(weight, axis=0)
+    return _quantise_w4(weight, GROUP_SIZES[encoding], importance)
+
+
+def quantise_embedding(weight: Floats, encoding: Encoding) -> Parts:
+    """Stores an embedding, f32 `[vocabulary, hidden]`, with one scale per row.
+
+    Raises:
+        PackError: a weight is not finite, or the encoding cannot be read by rows.
+    """
+    if encoding == "f32":
+        return {"": _finite(weight)}
+    if encoding == "w8":
+        return _quantise_w8(weight, axis=1)
+    raise PackError(
+        f"an embedding cannot be stored as {encoding!r}, expected 'f32' or 'w8'",
+        hint="its rows are read one by one, so choose 'w8' for it",
+    )
+
+
+def _finite(weight: Floats) -> Floats:
+    """The weights, row-major, refused where one is not finite."""
+    _largest(weight, axis=0)
+    return np.ascontiguousarray(weight)
+
+
+def _largest(weight: Floats, axis: int) -> Floats:
+    """The largest absolute value along an axis, which is kept with length 1. Refused where it is not finite."""
+    largest: Floats = np.maximum(weight.max(axis=axis, keepdims=True), -weight.min(axis=axis, keepdims=True))
+    if not np.isfinite(largest).all():
+        raise PackError("a weight is not finite", hint="the checkpoint is damaged, or its training diverged")
+    return largest
+
+
+def _bounded(scale: Floats, largest: int) -> Floats:
+    """The scale, lowered where its product with the largest stored integer would not be finite."""
+    bound = np.nextafter(np.finfo(np.float32).max / np.float32(largest), np.float32(0))
+    return np.minimum(scale, bound)
+
+
+def _quantise_w8(weight: Floats, axis: int) -> Parts:
+    """Symmetric int8 with one scale for all weights along `axis`: the largest of them is 127."""
+    scale = _bounded(_largest(weight, axis) / np.float32(_LARGEST_W8), _LARGEST_W8)
+    divisor = np.where(scale > 0, scale, np.float32(1))
+    rows, columns = weight.shape
+    values: Int8s = np.empty((rows, columns), np.int8)
+    step = max(1, _BLOCK // columns)
+    for first in range(0, rows, step):
+        block = slice(first, first + step)
+        quotients = weight[block] / (divisor[block] if axis == 1 else divisor)
+        # A subnormal scale is coarse enough for a quotient to leave the range.
+        values[block] = np.clip(np.rint(quotients), -_LARGEST_W8, _LARGEST_W8)
+    return {"": values, "scale": scale.reshape(-1)}
+
+
+def _quantise_w4(weight: Floats, group: int, importance: Floats | None) -> Parts:
+    """The two-level encodings, some columns at a time."""
+    rows, columns = weight.shape
+    padded = padded_rows(rows, group)
+    nibbles: Bytes = np.empty((padded // 2, columns), np.uint8)
+    multipliers: Int8s = np.empty((padded // group, columns), np.int8)
+    scale: Floats = np.empty(columns, np.float32)
+    relative = None if importance is None else _relative_importance(importance, padded)
+    step = max(1, _BLOCK // padded)
+    for first in range(0, columns, step):
+        block = slice(first, first + step)
+        nibbles[:, block], multipliers[:, block], scale[block] = _quantise_columns(weight[:, block], group, relative)
+    return {"nibbles": nibbles, "multipliers": multipliers, "scale": scale}
+
+
+def _relative_importance(importance: Floats, padded: int) -> Floats:
+    """Importance over its largest, f32 `[padded]`; all ones where no row has any."""
+    relative: Floats = np.ones(padded, np.float32)
+    largest = importance.max()
+    if largest > 0:
+        relative[: len(importance)] = np.maximum(importance / largest, _LEAST_IMPORTANCE)
+    return relative
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """Groups side by side, each divided by its largest weight with the sign turned so that this one is -1.
+
+    A lane is one group of one column; all work on weights is on whole rows of lanes, so numpy's loops are long.
+
+    Attributes:
+        units: f32 `[group, lanes]` in [-1, 1].
+        peaks: f32 `[lanes]`; `units * peaks` are the weights.
+        importance: f32 `[group, lanes]`, or None where all rows count alike.
+        weighted: `units * importance`.
+        values: f32 `[group, lanes]`, overwritten by each call of `round`.
+    """
+
+    units: Floats
+    peaks: Floats
+    importance: Floats | None
+    weighted: Floats
+    values: Floats
+
+    def round(self, inverse: Floats | np.float32) -> Floats:
+        """Nibble values of `units * inverse`."""
+        np.multiply(self.units, inverse, out=self.values)
+        np.rint(self.values, out=self.values)
+        return np.clip(self.values, -8, 7, out=self.values)
+
+    def sums(self, inverse: Floats | np.float32) -> tuple[Floats, Floats]:
+        """Rounds, and sums `unit * value` and `value * value` over each lane, by importance."""
+        values = self.round(inverse)
+        products = np.einsum("gl,gl->l", self.weighted, values)
+        if self.importance is None:
+            return products, np.einsum("gl,gl->l", values, values)
+        return products, np.einsum("gl,gl,gl->l", values, values, self.importance)
+
+
+def _lanes(weight: Floats, group: int, importance: Floats | None) -> _Lanes:
+    """Arranges weights f32 `[K, N]`, K in whole groups, as lanes `k * N + n` of the k-th group and column n."""
+    columns = weight.shape[1]
+    rows = np.ascontiguousarray(weight.reshape(-1, group, columns).transpose(1, 0, 2)).reshape(group, -1)
+    high, low = rows.max(axis=0), rows.min(axis=0)
+    peaks = np.where(high >= -low, -high, -low)
+    rows /= np.where(peaks == 0, np.float32(1), peaks)
+    if importance is None:
+        return _Lanes(rows, peaks, None, rows, np.empty_like(rows))
+    by_lane = np.repeat(importance.reshape(-1, group).T, columns, axis=1)
+    return _Lanes(rows, peaks, by_lane, rows * by_lane, np.empty_like(rows))
+
+
+def _quantise_columns(weight: Floats, group: int, importance: Floats | None) -> tuple[Bytes, Int8s, Floats]:
+    """Nibbles, multipliers and scales of some columns."""
+    rows, columns = weight.shape
+    largest = _largest(weight, axis=0)
+    relative: Floats = np.zeros((padded_rows(rows, group), columns), np.float32)
+    np.divide(weight, np.where(largest > 0, largest, np.float32(1)), out=relative[:rows])
+    lanes = _lanes(relative, group, importance)
+
+    steps, scale = _fit_steps(lanes, columns)
+    multipliers, scale = _fit_multipliers(lanes, steps, scale)
+    values = lanes.round(lanes.peaks / _spread(scale, lanes) / multipliers)
+
+    by_row = values.reshape(group, -1, columns).transpose(1, 0, 2).reshape(-1, columns)
+    return (
+        pack_nibbles(by_row.astype(np.int8), group),
+        multipliers.reshape(-1, columns).astype(np.int8),
+        _bounded(scale * largest[0], _LARGEST_W4),
+    )
+
+
+def _spread(scale: Floats, lanes: _Lanes) -> Floats:
+    """Repeats a value per column for each lane."""
+    return np.tile(scale, len(lanes.peaks) // len(scale))
+
+
+def _fit_steps(lanes: _Lanes, columns: int) -> tuple[tuple[Floats, Floats], Floats]:
+    """Fits every group alone.
+
+    Returns:
+        The best step of each lane among those of the peak's sign, and among those of the other sign: f32 `[lanes]`.
+        The scale of each column that suits the better of the two: f32 `[columns]`, positive.
+    """
+    fits = [_fit_step(lanes, side) for side in (-1, 1)]
+    (gain, step, curvature), (other_gain, other_step, other_curvature) = fits
+    better = gain >= other_gain
+    sizes = np.abs(np.where(better, step, other_step)).reshape(-1, columns)
+    curvatures = np.where(better, curvature, other_curvature).reshape(-1, columns)
+    return (step, other_step), _fit_scale(sizes, curvatures)
+
+
+def _fit_step(lanes: _Lanes, side: int) -> tuple[Floats, Floats, Floats]:
+    """The best real step of each lane when its peak goes to this side of zero.
+
+    Returns:
+        How much of the lane's weighted square the step explains, the step, and what an error of the step costs per
+        square: f32 `[lanes]` each.
+    """
+    gain, step, curvature = (np.zeros_like(lanes.peaks) for _ in range(3))
+    for place in _STEPS[side]:
+        products, squares = lanes.sums(np.float32(-side * place))
+        fitted = products / np.where(squares > 0, squares, np.float32(1))
+        better = fitted * products > gain
+        gain = np.where(better, fitted * products, gain)
+        step = np.where(better, fitted * lanes.peaks, step)
+        curvature = np.where(better, squares, curvature)
+    return gain, step, curvature
+
+
+def _fit_scale(sizes: Floats, curvatures: Floats) -> Floats:
+    """The scale of each column whose multiples of 1 to 15 come nearest to the steps of its groups.
+
+    Args:
+        sizes: f32 `[groups, columns]`, absolute steps.
+        curvatures: f32 `[groups, columns]`, what a squared deviation from each costs.
+
+    Returns:
+        f32 `[columns]`, positive.
+    """
+    top: Floats = sizes.max(axis=0)
+    top = np.where(top > 0, top, np.float32(1))
+    best = top / np.float32(MAX_MULTIPLIER)
+    least: Floats = np.full(len(top), np.inf, np.float32)
+    for multiplier in _TOP_MULTIPLIERS:
+        scale = top / np.float32(multiplier)
+        nearest = np.clip(np.rint(sizes / scale), 1, MAX_MULTIPLIER)
+        cost: Floats = np.sum(curvatures * np.square(sizes - scale * nearest), axis=0)
+        best = np.where(cost < least, scale, best)
+        least = np.minimum(cost, least)
+    return best
+
+
+def _fit_multipliers(lanes: _Lanes, steps: tuple[Floats, Floats], scale: Floats) -> tuple[Floats, Floats]:
+    """Chooses the multiplier of each lane by its true error, then fits the scales to what was chosen.
+
+    Args:
+        lanes: the weights.
+        steps: the best real steps of either sign, f32 `[lanes]`.
+        scale: of each column, f32 `[columns]`.
+
+    Returns:
+        Multipliers f32 `[lanes]`, whole numbers; scales f32 `[columns]`.
+    """
+    scales = _spread(scale, lanes)
+    chosen = np.ones_like(scales)
+    products, squares = np.zeros_like(scales), np.zeros_like(scales)
+    least: Floats = np.full(len(scales), np.inf, np.float32)
+    signs = np.where(lanes.peaks < 0, np.float32(-1), np.float32(1))
+    for step, sign in zip(steps, (signs, -signs), strict=True):
+        below = np.floor(np.abs(step) / scales)
+        for size in (below, below + 1):
+            multiplier = sign * np.clip(size, 1, MAX_MULTIPLIER)
+            fitted = scales * multiplier
+            product, square = lanes.sums(lanes.peaks / fitted)
+            product *= lanes.peaks
+            # The weighted squared error, less the square of the weights themselves.
+            error = fitted * (fitted * square - 2 * product)
+            better = error < least
+            least = np.minimum(error, least)
+            chosen = np.where(better, multiplier, chosen)
+            products = np.where(better, multiplier * product, products)
+            squares = np.where(better, multiplier * multiplier * square, squares)
+    columns = len(scale)
+    numerator = products.reshape(-1, columns).sum(axis=0)
+    denominator = squares.reshape(-1, columns).sum(axis=0)
+    fits = (numerator > 0) & (denominator > 0)
+    return chosen, np.where(fits, numerator / np.where(fits, denominator, np.float32(1)), scale)
