@@ -1,0 +1,97 @@
+"""Writes one ONNX graph, node by node, and turns it into bytes that are the same every time.
+
+Standard operators only, in an operator set old enough for any runtime of the last years. Values in between are named
+by what made them and a running number, so equal calls give equal bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from estream_spec.graph_interface import DType, Interface, Value
+
+OPSET: Final = 17
+IR_VERSION: Final = 8
+PRODUCER: Final = "estream-pack"
+"""Named without a version, so that a release that changes no graph changes no byte."""
+
+_ONNX_TYPES: Final[dict[DType, int]] = {"f32": TensorProto.FLOAT, "i8": TensorProto.INT8, "u8": TensorProto.UINT8}
+
+
+class Builder:
+    """A graph being written.
+
+    Attributes:
+        name: what the graph is called.
+        interface: its inputs and outputs; each output must be the result of some node.
+    """
+
+    def __init__(self, name: str, interface: Interface):
+        self.name, self.interface = name, interface
+        self._nodes: list[Any] = []
+        self._constants: dict[str, Any] = {}
+
+    def add(self, operator: str, *inputs: str, result: str | None = None, **attributes: Any) -> str:
+        """Adds a node with one output.
+
+        Args:
+            operator: a standard ONNX operator.
+            inputs: names of values; empty for an optional input left out.
+            result: name of the result, when it is an output of the graph.
+            attributes: the operator's attributes.
+
+        Returns:
+            The name of the result.
+        """
+        result = result or f"{operator}_{len(self._nodes)}"
+        self._nodes.append(helper.make_node(operator, inputs, [result], **attributes))
+        return result
+
+    def split_half(self, value: str) -> tuple[str, str]:
+        """Both halves of a value along its last axis."""
+        number = len(self._nodes)
+        halves = f"Split_{number}_low", f"Split_{number}_high"
+        self._nodes.append(helper.make_node("Split", [value], halves, axis=-1))
+        return halves
+
+    def number(self, value: float) -> str:
+        """An f32 constant without dimensions."""
+        return self._constant(f"f32_{value!r}", np.array(value, np.float32))
+
+    def byte(self, value: int) -> str:
+        """A uint8 constant without dimensions."""
+        return self._constant(f"u8_{value}", np.array(value, np.uint8))
+
+    def reshape(self, value: str, *shape: int, result: str | None = None) -> str:
+        """Reshapes; 0 keeps the dimension that stands at its place, -1 takes what is left."""
+        name = "shape_" + "_".join(map(str, shape))
+        return self.add("Reshape", value, self._constant(name, np.array(shape, np.int64)), result=result)
+
+    def finish(self) -> bytes:
+        """The graph as bytes of a checked ONNX model."""
+        graph = helper.make_graph(
+            self._nodes,
+            self.name,
+            [_value_info(value) for value in self.interface.inputs],
+            [_value_info(value) for value in self.interface.outputs],
+            list(self._constants.values()),
+        )
+        model = helper.make_model(
+            graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)], producer_name=PRODUCER
+        )
+        onnx.checker.check_model(model, full_check=True)
+        data: bytes = model.SerializeToString(deterministic=True)
+        return data
+
+    def _constant(self, name: str, value: npt.NDArray[Any]) -> str:
+        self._constants.setdefault(name, numpy_helper.from_array(value, name))
+        return name
+
+
+def _value_info(value: Value) -> Any:
+    return helper.make_tensor_value_info(value.name, _ONNX_TYPES[value.dtype], value.shape)
