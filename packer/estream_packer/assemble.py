@@ -1,0 +1,77 @@
+"""Makes one record: reads its tensors, stores them in their encodings, and names the bytes that result.
+
+A matrix goes through in blocks, so that memory is that of the record and of one block, however large the matrix is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from estream_packer.checkpoint import Checkpoint
+from estream_packer.families import TensorSource
+from estream_packer.quantise import quantise_embedding, quantise_matrix
+from estream_packer.writer import PackedRecord
+from estream_spec.layout import matrix_tensors
+from estream_spec.manifest import Matrix, RecordLayout
+
+BLOCK_WEIGHTS: Final = 1 << 19
+"""Weights worked on at a time: 2 MiB as f32."""
+WORKING_BYTES: Final = 4 * BLOCK_WEIGHTS * 4
+"""About what making a record takes besides the record: a block as it is read, widened, transposed, and stored."""
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {"f32": np.dtype("<f4"), "i8": np.dtype("i1"), "u8": np.dtype("u1")}
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+def assemble(
+    checkpoint: Checkpoint, layout: RecordLayout, length: int, sources: Mapping[str, TensorSource]
+) -> PackedRecord:
+    """Make one record.
+
+    Args:
+        checkpoint: where the tensors are.
+        layout: what the record holds.
+        length: bytes of the record, padding included.
+        sources: where each matrix and vector of the layout comes from, by name.
+
+    Raises:
+        PackError: a tensor cannot be read, or is not finite.
+    """
+    data = np.zeros(length, np.uint8)
+    tensors = {
+        tensor.name: data[tensor.offset : tensor.offset + tensor.length]
+        .view(DTYPES[tensor.dtype])
+        .reshape(tensor.shape)
+        for tensor in layout.tensors
+    }
+    of_matrices = {part.name for matrix in layout.matrices for part in matrix_tensors(matrix)}
+    for name, tensor in tensors.items():
+        if name not in of_matrices:
+            tensor[...] = sources[name].read(checkpoint)
+    for matrix in layout.matrices:
+        _store(matrix, sources[matrix.name], checkpoint, tensors)
+    view = data.data
+    return PackedRecord(view, crc32c.crc32c(view), sha256(view[: layout.payload_length]).digest())
+
+
+def _store(matrix: Matrix, source: TensorSource, checkpoint: Checkpoint, tensors: Tensors) -> None:
+    """Store a matrix block by block: some columns at a time, whose scales are their own, or some rows of the embedding.
+
+    Either way a block is some rows of the checkpoint's tensor, which holds every other matrix as `[out, in]`.
+    """
+    by_row = matrix.name == "embedding"
+    assert source.transpose != by_row, source
+    quantise = quantise_embedding if by_row else quantise_matrix
+    count, width = source.shape
+    step = max(1, BLOCK_WEIGHTS // width)
+    for start in range(0, count, step):
+        block = slice(start, min(start + step, count))
+        for part, values in quantise(source.read(checkpoint, block), matrix.encoding).items():
+            target = tensors[f"{matrix.name}.{part}" if part else matrix.name]
+            target[block if by_row else (..., block)] = values

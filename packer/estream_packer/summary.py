@@ -1,0 +1,131 @@
+"""Where the bytes of a package went, and how many bits its weights take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from estream_spec.constants import DATA_START, SectionType
+from estream_spec.container import Container
+from estream_spec.manifest import RecordLayout
+from estream_spec.records import RecordTable
+
+ROLES: Final[Mapping[str, str]] = {
+    "embedding": "embedding",
+    "q": "attention",
+    "k": "attention",
+    "v": "attention",
+    "o": "attention",
+    "router": "router",
+    "gate": "experts",
+    "up": "experts",
+    "down": "experts",
+    "head": "head",
+}
+"""The role of each matrix; tensors of other names are norms."""
+NORMS: Final = "norms"
+SMALL_SECTIONS: Final[Mapping[int, str]] = {
+    SectionType.DENSE_TABLE: "tables",
+    SectionType.EXPERT_TABLE: "tables",
+    SectionType.GRAPH: "graphs",
+    SectionType.TOKENIZER: "tokenizer",
+    SectionType.CHAT_TEMPLATE: "chat template",
+    SectionType.MANIFEST: "manifest",
+    SectionType.FREE: "free",
+}
+"""What the bytes of sections without records are counted as."""
+
+
+class RoleSize(Struct, frozen=True, kw_only=True):
+    """The weights of one role, all layers together.
+
+    Attributes:
+        role: what they are for.
+        weights: how many there are.
+        stored_bytes: what they take, scales and multipliers included, padding not.
+        bits_per_weight: the ratio of the two.
+    """
+
+    role: str
+    weights: int
+    stored_bytes: int
+    bits_per_weight: float
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """A package in figures.
+
+    Attributes:
+        file_length: bytes of the package.
+        weights: weights in all roles.
+        bits_per_weight: over all roles.
+        roles: the weights by role.
+        space: bytes by what they are for; they add up to `file_length`.
+    """
+
+    file_length: int
+    weights: int
+    bits_per_weight: float
+    roles: tuple[RoleSize, ...]
+    space: dict[str, int]
+
+
+def summarise(
+    container: Container, layouts: tuple[RecordLayout, ...], dense: RecordTable, experts: RecordTable
+) -> Summary:
+    """Count every byte of a package and every weight in it.
+
+    Args:
+        container: superblock and directory.
+        layouts: the manifest's record layouts.
+        dense: the table of dense records.
+        experts: the table of expert records.
+    """
+    weights, stored = Counter[str](), Counter[str]()
+    for record_range in (*dense.ranges, *experts.ranges):
+        layout, count = layouts[record_range.layout], record_range.count
+        in_matrices = {matrix.name: matrix.rows * matrix.columns for matrix in layout.matrices}
+        for name, number in in_matrices.items():
+            weights[ROLES.get(name, NORMS)] += count * number
+        for tensor in layout.tensors:
+            name = tensor.name.partition(".")[0]
+            stored[ROLES.get(name, NORMS)] += count * tensor.length
+            if name not in in_matrices:
+                weights[NORMS] += count * tensor.shape[0]
+    roles = tuple(
+        RoleSize(
+            role=role,
+            weights=weights[role],
+            stored_bytes=stored[role],
+            bits_per_weight=8 * stored[role] / weights[role],
+        )
+        for role in dict.fromkeys([*ROLES.values(), NORMS])
+        if weights[role]
+    )
+    return Summary(
+        file_length=container.superblock.file_length,
+        weights=weights.total(),
+        bits_per_weight=8 * stored.total() / weights.total(),
+        roles=roles,
+        space=_space(container, stored),
+    )
+
+
+def _space(container: Container, stored: Counter[str]) -> dict[str, int]:
+    """Bytes by what they are for."""
+    space = {"superblocks": DATA_START, **{role: stored[role] for role in dict.fromkeys([*ROLES.values(), NORMS])}}
+    records = sum(container.section(kind).stored_length for kind in (SectionType.DENSE, SectionType.EXPERTS))
+    space["record padding"] = records - stored.total()
+    end, between = DATA_START, 0
+    for entry in container.entries:
+        between += entry.offset - end
+        end = entry.end
+        if entry.type not in (SectionType.DENSE, SectionType.EXPERTS):
+            label = SMALL_SECTIONS.get(entry.type, "unknown sections")
+            space[label] = space.get(label, 0) + entry.stored_length
+    space["section padding"] = between + container.superblock.directory_offset - end
+    space["directory"] = container.superblock.directory_length
+    return {label: length for label, length in space.items() if length}
