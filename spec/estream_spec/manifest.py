@@ -93,7 +93,7 @@ class Graph(Described, frozen=True, kw_only=True):
         section: id of its `GRAPH` section.
         target: where it runs; `portable` is ONNX for any ONNX Runtime.
         role: which interface of FORMAT.md section 10 it has.
-        shape_class: index into the model's attention or expert shape classes; 0 for `head`.
+        shape_class: index into the role's shape classes, see `estream_spec.graph_interface`.
         weights: what it takes as matrices.
         activations: what enters its matrix products.
     """

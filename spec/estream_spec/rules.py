@@ -6,20 +6,29 @@ Each function raises the first fault it finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 
 from estream_spec import limits
 from estream_spec.constants import SectionType
 from estream_spec.container import Container
 from estream_spec.errors import IntegrityError, InvalidError, LimitError
+from estream_spec.graph_interface import MATRICES, ROLES, class_count, shape_class_of
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
-from estream_spec.manifest import Graph, Manifest, RecordLayout
+from estream_spec.manifest import Activations, Graph, GraphRole, GraphWeights, Manifest, RecordLayout
 from estream_spec.model import ModelDescription
 from estream_spec.records import DirectoryEntry, RecordTable
+from estream_spec.weights import Encoding
 
-GRAPH_KINDS = {("f32", "f32"), ("int8", "f32"), ("int8", "dynamic-int8"), ("uint8", "dynamic-int8")}
-"""Pairs of weights and activations a graph may have."""
+VARIANTS: tuple[frozenset[tuple[Activations, GraphWeights]], ...] = (
+    frozenset({("f32", "f32")}),
+    frozenset({("f32", "int8")}),
+    frozenset({("dynamic-int8", "int8"), ("dynamic-int8", "uint8")}),
+)
+"""What graphs a role and shape class may have: pairs of activations and weights.
+
+Where activations are quantised both variants are there, since which of them a processor computes exactly differs.
+"""
 
 
 def check_manifest(manifest: Manifest, container: Container) -> None:
@@ -68,27 +77,18 @@ def _check_classes(used: Iterable[int], count: int, path: str) -> None:
 
 def _check_graphs(manifest: Manifest, container: Container) -> None:
     path = "manifest.graphs"
-    model = manifest.model
-    classes = {
-        "qkv": len(model.attentions),
-        "attend": len(model.attentions),
-        "out": len(model.attentions),
-        "expert": len(model.expert_blocks),
-        "head": 1,
+    found: dict[tuple[GraphRole, int], list[tuple[Activations, GraphWeights]]] = {
+        (role, shape_class): [] for role in ROLES for shape_class in range(class_count(role, manifest.model))
     }
-    present, keys = set[tuple[str, int]](), set[tuple[str, str, int, str]]()
     for index, graph in enumerate(manifest.graphs):
         where = f"{path}[{index}]"
-        _require(graph.shape_class < classes[graph.role], f"no shape class {graph.shape_class}", where)
-        kind = f"graph of {graph.weights} weights and {graph.activations} activations"
-        _require((graph.weights, graph.activations) in GRAPH_KINDS, f"{kind} is not defined", where)
-        key = graph.target, graph.role, graph.shape_class, graph.weights
-        _require(key not in keys, f"second {graph.role} graph for {graph.weights} weights", where)
-        keys.add(key)
-        present.add((graph.role, graph.shape_class))
-    for role, count in classes.items():
-        for shape_class in range(count):
-            _require((role, shape_class) in present, f"no {role} graph for shape class {shape_class}", path)
+        key = graph.role, graph.shape_class
+        _require(key in found, f"no shape class {graph.shape_class} for role {graph.role!r}", where)
+        _require((graph.activations, graph.weights) not in found[key], "the same graph a second time", where)
+        found[key].append((graph.activations, graph.weights))
+    for (role, shape_class), kinds in found.items():
+        allowed = VARIANTS[:1] if role == "attend" else VARIANTS
+        _require(frozenset(kinds) in allowed, f"graphs {kinds} for role {role!r} and shape class {shape_class}", path)
     named = sorted(graph.section for graph in manifest.graphs)
     there = sorted(entry.id for entry in container.entries if entry.type == SectionType.GRAPH)
     _require(named == there, f"graphs name sections {named}, the package has {there}", path)
@@ -126,12 +126,28 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
             expected = embedding_layout(model, given)
         elif number <= len(model.layers):
             expected = layer_layout(model, number - 1, given)
+            _check_weights(manifest, "qkv", number - 1, given)
+            _check_weights(manifest, "out", number - 1, given)
         else:
             expected = final_layout(model, given)
+            head = encodings[dense.ranges[0].layout]["embedding"] if model.tied_head else given.get("head", "f32")
+            _check_weights(manifest, "head", 0, {"head": head})
         _check_layout(layouts[record_range.layout], expected, record_range.layout)
     for layer, record_range in enumerate(experts.ranges):
-        expected = expert_layout(model, model.layers[layer].experts, encodings[record_range.layout])
+        given = encodings[record_range.layout]
+        expected = expert_layout(model, model.layers[layer].experts, given)
+        _check_weights(manifest, "expert", layer, given)
         _check_layout(layouts[record_range.layout], expected, record_range.layout)
+
+
+def _check_weights(manifest: Manifest, role: GraphRole, layer: int, encodings: Mapping[str, Encoding]) -> None:
+    """Matrices a graph takes must be stored as f32 if it takes f32, and in no other case."""
+    shape_class = shape_class_of(role, manifest.model, layer)
+    graph = next(each for each in manifest.graphs if (each.role, each.shape_class) == (role, shape_class))
+    for name in MATRICES[role]:
+        encoding = encodings.get(name, "f32")
+        message = f"{role} graph of {graph.weights} weights, but layer {layer} stores {name!r} as {encoding}"
+        _require((graph.weights == "f32") == (encoding == "f32"), message, "manifest.graphs")
 
 
 def _check_layout(layout: RecordLayout, expected: RecordLayout, index: int) -> None:
