@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -12,6 +12,9 @@ from estream_spec.constants import DATA_START, SectionType
 from estream_spec.container import Container
 from estream_spec.manifest import RecordLayout
 from estream_spec.records import RecordTable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 ROLES: Final[Mapping[str, str]] = {
     "embedding": "embedding",
@@ -129,3 +132,24 @@ def _space(container: Container, stored: Counter[str]) -> dict[str, int]:
     space["section padding"] = between + container.superblock.directory_offset - end
     space["directory"] = container.superblock.directory_length
     return {label: length for label, length in space.items() if length}
+
+
+def summary_tables(summary: Summary) -> tuple[Table, Table]:
+    """Two tables for a terminal: the weights by role, and the bytes by what they are for."""
+    from rich.table import Table
+
+    weights = Table("role", show_footer=True, box=None)
+    weights.columns[0].footer = "all weights"
+    weights.add_column("weights", f"{summary.weights:,}", justify="right")
+    weights.add_column("bytes", f"{sum(role.stored_bytes for role in summary.roles):,}", justify="right")
+    weights.add_column("bits per weight", f"{summary.bits_per_weight:.3f}", justify="right")
+    for role in summary.roles:
+        weights.add_row(role.role, f"{role.weights:,}", f"{role.stored_bytes:,}", f"{role.bits_per_weight:.3f}")
+
+    space = Table("what the bytes are for", show_footer=True, box=None)
+    space.columns[0].footer = "package"
+    space.add_column("bytes", f"{summary.file_length:,}", justify="right")
+    space.add_column("share", justify="right")
+    for label, length in summary.space.items():
+        space.add_row(label, f"{length:,}", f"{length / summary.file_length:.1%}")
+    return weights, space

@@ -1,0 +1,101 @@
+"""`estream-pack build`: pack a checkpoint folder, or what a recipe names, into one package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from estream_packer.recipe import MAX_JOBS, BuildOptions, DenseEncoding
+from estream_spec.manifest import Activations
+from estream_spec.weights import Encoding
+
+if TYPE_CHECKING:
+    from estream_packer.build import BuildResult
+
+DEFAULTS = BuildOptions()
+
+
+@click.command(short_help="Pack a checkpoint into one package.")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The package to write.")
+@click.option(
+    "--experts",
+    type=click.Choice(get_args(Encoding)),
+    help=f"How expert weights are stored.  [default: {DEFAULTS.experts}]",
+)
+@click.option(
+    "--dense",
+    type=click.Choice(get_args(DenseEncoding)),
+    help=f"How all other matrices are stored.  [default: {DEFAULTS.dense}]",
+)
+@click.option(
+    "--activations",
+    type=click.Choice(get_args(Activations)),
+    help=f"What enters the products of quantised weights.  [default: {DEFAULTS.activations}]",
+)
+@click.option("--name", help="The model's name, for people.  [default: its family]")
+@click.option("--licence", help="SPDX expression of the weights' licence.")
+@click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Records made at a time.  [default: one per processor]")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choices: str | None) -> None:
+    """Pack SOURCE, a Hugging Face checkpoint folder or a recipe (.toml), into one .emoe package.
+
+    A recipe says everything that decides the package, so only -o, --jobs and --json go with one.
+    """
+    import msgspec
+
+    from estream_packer.build import build
+    from estream_packer.progress import open_progress
+
+    given = {option: value for option, value in choices.items() if value is not None}
+    checkpoint, options = _from_recipe(source, output, given) if source.suffix == ".toml" else (source, _options(given))
+    with open_progress() as progress:
+        result = build(checkpoint, output, msgspec.structs.replace(options, jobs=jobs), progress)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result)))
+    else:
+        _show(result)
+
+
+def _options(given: dict[str, str]) -> BuildOptions:
+    """Options from flags; click has checked the choices."""
+    import msgspec
+
+    from estream_packer.recipe import check_options
+
+    options = msgspec.structs.replace(DEFAULTS, **given)
+    check_options(options)
+    return options
+
+
+def _from_recipe(recipe: Path, output: Path, given: dict[str, str]) -> tuple[Path, BuildOptions]:
+    """Checkpoint and options from a recipe, which no flag may contradict and no package replace."""
+    from estream_packer.recipe import read_recipe
+    from estream_spec.errors import PackError
+
+    if given:
+        flags = ", ".join(f"--{option}" for option in given)
+        message = f"{flags} cannot be given with a recipe: say it in {recipe.name}"
+        raise click.UsageError(message, click.get_current_context())
+    found = read_recipe(recipe)
+    if output.exists() and output.samefile(recipe):
+        raise PackError("output is the recipe", path=str(output), hint="give another name")
+    return found
+
+
+def _show(result: BuildResult) -> None:
+    """Print the summary for people."""
+    from rich.console import Console
+
+    from estream_packer.summary import summary_tables
+
+    console = Console(highlight=False)
+    for table in summary_tables(result.summary):
+        console.print(table)
+    megabytes = result.source_bytes / 1e6
+    rate = megabytes / result.seconds
+    console.print(f"{megabytes:,.1f} MB read in {result.seconds:.1f} s, {rate:,.1f} MB/s", markup=False)
+    console.print(f"file id {result.file_id}", markup=False, soft_wrap=True)
+    console.print(f"wrote {result.output}", markup=False, soft_wrap=True)
