@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -55,7 +55,9 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
 
 def verify_length(package: Package) -> int:
     """Bytes that `verify` goes through."""
-    return sum(entry.stored_length for entry in package.container.entries if entry.type != SectionType.FREE)
+    records = package.dense.entry.stored_length + package.experts.entry.stored_length
+    others = [entry for entry in package.container.entries if not entry.flags & SectionFlag.RECORDS]
+    return records + sum(entry.stored_length for entry in others if entry.type != SectionType.FREE)
 
 
 def verify_section(package: Package, entry: DirectoryEntry) -> None:
@@ -68,8 +70,8 @@ def verify_section(package: Package, entry: DirectoryEntry) -> None:
         package.read_section(entry)
         return
     digest = sha256()
-    for at in range(entry.offset, entry.end, _PIECE):
-        digest.update(read(package.source, at, min(_PIECE, entry.end - at)))
+    for piece in _pieces(package.source, entry.offset, entry.end):
+        digest.update(piece)
     if digest.digest() != entry.sha256:
         raise IntegrityError("section digest differs from the directory's", offset=entry.offset)
 
@@ -81,15 +83,19 @@ def verify_record(package: Package, place: RecordPlace) -> None:
         IntegrityError: checksum or digest differ.
         InvalidError: padding other than zero.
     """
-    data = read(package.source, place.offset, place.length)
-    if (checksum := crc32c.crc32c(data)) != place.checksum:
+    payload = place.offset + place.layout.payload_length
+    checksum, digest = 0, sha256()
+    for piece in _pieces(package.source, place.offset, payload):
+        checksum = crc32c.crc32c(piece, checksum)
+        digest.update(piece)
+    padding = read(package.source, payload, place.offset + place.length - payload)
+    if (checksum := crc32c.crc32c(padding, checksum)) != place.checksum:
         message = f"record has checksum {checksum:08x}, its table says {place.checksum:08x}"
         raise IntegrityError(message, path=place.path, offset=place.offset)
-    payload = place.layout.payload_length
-    if sha256(memoryview(data)[:payload]).digest() != place.digest:
+    if digest.digest() != place.digest:
         raise IntegrityError("record digest differs from its table's", path=place.path, offset=place.offset)
-    if any(memoryview(data)[payload:]):
-        raise InvalidError("padding behind a record is not zero", path=place.path, offset=place.offset + payload)
+    if padding.strip(b"\0"):
+        raise InvalidError("padding behind a record is not zero", path=place.path, offset=payload)
 
 
 def verify_content_id(package: Package) -> None:
@@ -100,8 +106,8 @@ def verify_content_id(package: Package) -> None:
     """
     manifest = package.manifest
     documents = (package.tokenizer_json or b"", package.chat_template or b"")
-    digests = package.dense.table.digests, package.experts.table.digests
-    if (found := content_id(manifest.model, manifest.layouts, *digests, documents)) != manifest.content_id:
+    tables = package.dense.table, package.experts.table
+    if (found := content_id(manifest.model, manifest.layouts, *tables, documents)) != manifest.content_id:
         message = f"content id is {found.hex()}, the manifest says {manifest.content_id.hex()}"
         raise IntegrityError(message, path="manifest.content_id")
 
@@ -120,12 +126,12 @@ def check_padding(package: Package) -> None:
     gaps.append((end, package.container.superblock.directory_offset))
     for start, stop in gaps:
         gap = read(package.source, start, stop - start)
-        if any(gap):
+        if gap.strip(b"\0"):
             raise InvalidError("byte between sections is not zero", offset=start + len(gap) - len(gap.lstrip(b"\0")))
 
 
 def notices(package: Package) -> list[str]:
-    """What is odd about a valid package: a twin that is damaged or behind, bytes after the end."""
+    """What is odd about a valid package: a twin that is damaged or behind, unknown sections, bytes after the end."""
     found = []
     trusted = package.container.superblock
     for index, offset in enumerate(SUPERBLOCK_OFFSETS):
@@ -137,9 +143,18 @@ def notices(package: Package) -> list[str]:
         else:
             if twin != trusted:
                 found.append(f"{path} is of generation {twin.generation}, behind {trusted.generation}")
+    for entry in package.container.entries:
+        if entry.type not in KNOWN_SECTIONS:
+            found.append(f"section of unknown type {entry.type} is skipped")
     if trailing := available(package.source) - trusted.file_length:
         found.append(f"{trailing} bytes follow the package's end")
     return found
+
+
+def _pieces(source: ByteSource, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes of a range, a little at a time."""
+    for at in range(start, stop, _PIECE):
+        yield read(source, at, min(_PIECE, stop - at))
 
 
 def available(source: ByteSource) -> int:

@@ -123,9 +123,7 @@ def build(
                     writer.add(section_type, document, compress=True)
             manifest = Manifest(
                 name=options.name or weights.model.family,
-                content_id=content_id(
-                    weights.model, plan.layouts, dense.digests, experts.digests, (tokenizer, template)
-                ),
+                content_id=content_id(weights.model, plan.layouts, dense, experts, (tokenizer, template)),
                 model=weights.model,
                 layouts=plan.layouts,
                 graphs=plan.graphs,

@@ -16,6 +16,7 @@ from estream_spec import limits
 from estream_spec.constants import CONTENT_ID_CONTEXT
 from estream_spec.errors import InvalidError, LimitError, MalformedError
 from estream_spec.model import ClassIndex, Described, Dimension, ModelDescription
+from estream_spec.records import RecordTable
 from estream_spec.weights import Encoding
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NAME)]
@@ -208,22 +209,25 @@ def decode_manifest(data: bytes) -> Manifest:
 def content_id(
     model: ModelDescription,
     layouts: tuple[RecordLayout, ...],
-    dense_digests: tuple[bytes, ...],
-    expert_digests: tuple[bytes, ...],
+    dense: RecordTable,
+    experts: RecordTable,
     documents: tuple[bytes, ...],
 ) -> bytes:
     """SHA-256 of the logical content: the same for every page size, order of sections, codec and configuration.
 
     Args:
         model: the model description.
-        layouts: record layouts.
-        dense_digests: SHA-256 of every dense record's payload, in order.
-        expert_digests: SHA-256 of every expert record's payload, in order.
+        layouts: record layouts; how they are numbered does not matter, which range has which does.
+        dense: the table of dense records.
+        experts: the table of expert records.
         documents: tokenizer, then chat template, decoded; empty bytes where there is none.
 
     Spec: FORMAT.md section 9.
     """
-    parts = [_encoder.encode(model), _encoder.encode(layouts), b"".join(dense_digests), b"".join(expert_digests)]
+    parts = [_encoder.encode(model)]
+    for table in (dense, experts):
+        parts.append(_encoder.encode([layouts[record_range.layout] for record_range in table.ranges]))
+        parts.append(b"".join(table.digests))
     digest = sha256(CONTENT_ID_CONTEXT)
     for part in [*parts, *documents]:
         digest.update(sha256(part).digest())
