@@ -221,7 +221,7 @@ def open_package(
 
     Args:
         source: a path, an open file descriptor (which stays the caller's), the bytes themselves, or a byte source.
-        offset: where the package begins in the file; for a path or descriptor.
+        offset: where the package begins in the file or the bytes; a byte source begins where it says.
         integrity: what is proven and when, see `Integrity`.
 
     Raises:
@@ -230,13 +230,15 @@ def open_package(
     """
     if integrity not in get_args(Integrity):
         raise LinkError(f"integrity policy {integrity!r}, expected one of {', '.join(get_args(Integrity))}")
+    if offset < 0:
+        raise LinkError(f"package at offset {offset}, expected 0 or more")
     opened: ByteSource
     if isinstance(source, int):
-        opened = FileSource(source, base=offset, name=f"file descriptor {source}", owned=False)
+        opened = FileSource(source, base=offset, owned=False)
     elif isinstance(source, (str, os.PathLike)):
         opened = FileSource.open(Path(source), base=offset)
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        opened = MemorySource(memoryview(source)[offset:])
+        opened = MemorySource(memoryview(source).cast("B")[offset:])
     else:
         opened = source
     with ExitStack() as stack:
@@ -277,11 +279,10 @@ def tensors(layout: RecordLayout, record: memoryview) -> dict[str, np.ndarray[An
 def _decompress(stored: bytes, entry: DirectoryEntry, path: str) -> bytes:
     try:
         if zstandard.get_frame_parameters(stored).content_size != entry.length:
-            raise IntegrityError(f"compressed section does not hold {entry.length} bytes", path=path)
-        decompressor = zstandard.ZstdDecompressor().decompressobj()
-        data = decompressor.decompress(stored)
+            message = f"compressed section does not say that it holds {entry.length} bytes"
+            raise IntegrityError(message, path=path, offset=entry.offset)
+        # In one step, into memory of the stated size: a stream would also unpack what goes beyond it.
+        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise IntegrityError(f"section does not decompress: {error}", path=path, offset=entry.offset) from None
-    if len(data) != entry.length or decompressor.unused_data or not decompressor.eof:
-        raise IntegrityError(f"compressed section is not one frame of {entry.length} bytes", path=path)
-    return data
+        message = f"section is not one zstd frame of {entry.length} bytes: {error}"
+        raise IntegrityError(message, path=path, offset=entry.offset) from None

@@ -42,11 +42,23 @@ class FileSource:
 
     Reads are positioned, so one source may serve several threads, and a file that shrinks meanwhile gives an error and
     not a signal, as a mapping would.
+
+    Args:
+        descriptor: the file, open for reading.
+        base: offset at which the package begins.
+        name: what messages call the file; None names the descriptor.
+        owned: whether closing the source closes the file.
+
+    Raises:
+        LinkError: the descriptor is not one of a regular file.
     """
 
-    def __init__(self, descriptor: int, *, base: int = 0, name: str, owned: bool):
-        self.name = name
+    def __init__(self, descriptor: int, *, base: int = 0, name: str | None = None, owned: bool):
+        self.name = f"file descriptor {descriptor}" if name is None else name
         self._descriptor, self._base, self._owned = descriptor, base, owned
+        if not os.path.isfile(descriptor):  # noqa: PTH113 (of a descriptor)
+            self.close()
+            raise LinkError(f"{self.name!r} is not a regular file")
 
     @classmethod
     def open(cls, path: Path, *, base: int = 0) -> Self:
@@ -57,13 +69,10 @@ class FileSource:
         """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise LinkError(f"cannot open {str(path)!r}: {error.strerror}") from None
-        source = cls(descriptor, base=base, name=str(path), owned=True)
-        if not os.path.isfile(descriptor):  # noqa: PTH113 (of a descriptor)
-            source.close()
-            raise LinkError(f"{str(path)!r} is not a regular file")
-        return source
+        except (OSError, ValueError) as error:  # the second for a zero byte in the path
+            reason = getattr(error, "strerror", None) or error
+            raise LinkError(f"cannot open {str(path)!r}: {reason}") from None
+        return cls(descriptor, base=base, name=str(path), owned=True)
 
     def available(self) -> int:
         """Bytes from the package's start to the end of the file; negative where the file ends before."""
@@ -76,8 +85,9 @@ class FileSource:
     def close(self) -> None:
         """Close the file if this source opened it; closing twice is harmless."""
         if self._owned:
-            self._owned = False
             os.close(self._descriptor)
+            # The number may soon be that of another file, which a late read must not reach.
+            self._descriptor, self._owned = -1, False
 
 
 class MemorySource:
