@@ -226,7 +226,7 @@ def _check_entry(entry: DirectoryEntry, superblock: Superblock, path: str) -> No
             raise InvalidError(message, path=f"{path}.flags")
     elif entry.flags & CRITICAL:
         raise UnsupportedError(f"critical section of unknown type {entry.type}", path=f"{path}.type")
-    if entry.codec not in {codec.value for codec in Codec}:
+    if entry.type in KNOWN_SECTIONS and entry.codec not in {codec.value for codec in Codec}:
         raise UnsupportedError(f"codec {entry.codec} is not known", path=f"{path}.codec")
     in_pages = bool(entry.flags & SectionFlag.RECORDS)
     lowest = superblock.page_shift if in_pages else MIN_SECTION_ALIGNMENT_SHIFT

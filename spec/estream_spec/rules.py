@@ -6,6 +6,7 @@ Each function raises the first fault it finds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 
@@ -54,6 +55,10 @@ def _require(condition: bool, message: str, path: str) -> None:
 
 def _check_model(model: ModelDescription) -> None:
     path = "manifest.model"
+    numbers = [model.norm_epsilon]
+    for attention in model.attentions:
+        numbers += [attention.rotary.theta, *([] if attention.clip_qkv is None else [attention.clip_qkv])]
+    _require(all(map(math.isfinite, numbers)), "a number of the model is not finite", path)
     for index, attention in enumerate(model.attentions):
         where = f"{path}.attentions[{index}]"
         heads, shared = attention.heads, attention.key_value_heads
