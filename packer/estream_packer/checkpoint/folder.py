@@ -1,0 +1,228 @@
+"""A checkpoint folder as Hugging Face lays it out: configuration, weights in one file or in shards, tokenizer.
+
+Where there is a `model.safetensors.index.json`, it says which weight files count; no other is opened, so a second copy
+of the weights in the folder does no harm. Nothing in the folder is ever executed or unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estream_packer.checkpoint.files import InputFile, reason
+from estream_packer.checkpoint.header import TensorInfo
+from estream_packer.checkpoint.json_strict import parse_object
+from estream_packer.checkpoint.problems import Problems
+from estream_packer.checkpoint.safetensors import SafetensorsFile
+from estream_spec import limits
+from estream_spec.errors import PackError
+from estream_spec.manifest import SourceFile
+
+CONFIG: Final = "config.json"
+GENERATION_CONFIG: Final = "generation_config.json"
+TOKENIZER: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+CHAT_TEMPLATE: Final = "chat_template.jinja"
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+
+DOCUMENTS: Final = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX)
+"""Files that are read where they exist, besides the weights."""
+
+MAX_JSON_LENGTH: Final = 1 << 25
+"""32 MiB: any JSON document but the tokenizer."""
+
+
+class Checkpoint:
+    """An open checkpoint folder. Close it, or use it as a context manager.
+
+    Attributes:
+        folder: where it is.
+        config: `config.json`.
+        generation_config: `generation_config.json`; empty where there is none.
+        tokenizer: the bytes of `tokenizer.json`; None where there is none.
+        chat_template: the Jinja text that turns a conversation into a prompt; None where there is none.
+        tensors: every tensor of the weight files, by name.
+    """
+
+    def __init__(self, folder: Path, documents: Mapping[str, InputFile], shards: Mapping[str, SafetensorsFile]):
+        """Take over open files; `open_checkpoint` is the usual way.
+
+        Raises:
+            PackError: a document cannot be read or understood.
+        """
+        self.folder = folder
+        self._files = {**documents, **{name: shard.file for name, shard in shards.items()}}
+        self._shard_of = {name: shard for shard in shards.values() for name in shard.tensors}
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: shard.tensors[name] for name, shard in self._shard_of.items()}
+        )
+        self.config = _read_json(documents[CONFIG])
+        generation = documents.get(GENERATION_CONFIG)
+        self.generation_config = _read_json(generation) if generation else {}
+        tokenizer = documents.get(TOKENIZER)
+        self.tokenizer = tokenizer.read_all(limits.MAX_SMALL_SECTION_LENGTH) if tokenizer else None
+        self.chat_template = _chat_template(documents)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give all descriptors back."""
+        for file in self._files.values():
+            file.close()
+
+    def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """A tensor, or some rows of it, as finite f32. See `SafetensorsFile.read`.
+
+        Raises:
+            PackError: there is no such tensor, its dtype or a value is refused, or the file cannot be read.
+        """
+        if name not in self._shard_of:
+            raise PackError(f"checkpoint has no tensor {name!r}", path=str(self.folder))
+        return self._shard_of[name].read(name, rows)
+
+    def sources(self) -> tuple[SourceFile, ...]:
+        """Name, length and SHA-256 of every file that counts, by name. Reads them all.
+
+        Raises:
+            PackError: a file cannot be read.
+        """
+        files = sorted(self._files.items())
+        return tuple(SourceFile(name=name, length=file.length, sha256=file.sha256()) for name, file in files)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint folder: read its documents and the headers of its weight files, and hold all files open.
+
+    Raises:
+        PackError: the folder, a document or a weight file is missing or faulty. What index and shards say differently
+            is told in one message.
+    """
+    names = _list(folder)
+    with ExitStack() as opened:
+        documents: Mapping[str, InputFile] = {
+            name: opened.enter_context(InputFile(folder / name)) for name in DOCUMENTS if name in names
+        }
+        if CONFIG not in documents:
+            raise PackError(f"folder has no {CONFIG}", path=str(folder), hint="is this a Hugging Face checkpoint?")
+        if INDEX in documents:
+            weight_map = _read_weight_map(documents[INDEX])
+            shards = _open_shards(folder, weight_map, opened)
+        elif SINGLE in names:
+            shards = {SINGLE: _open_shard(folder / SINGLE, opened)}
+        else:
+            raise _no_weights(folder, names)
+        checkpoint = Checkpoint(folder, documents, shards)
+        opened.pop_all()
+    return checkpoint
+
+
+def _list(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except (OSError, ValueError) as error:
+        hint = "a checkpoint is a local folder; download it first"
+        raise PackError(f"folder cannot be read: {reason(error)}", path=str(folder), hint=hint) from None
+
+
+def _exists(path: Path) -> bool:
+    """Whether something is there; also true where that cannot be known, so that opening it says why."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
+
+
+def _read_json(file: InputFile) -> dict[str, object]:
+    return parse_object(file.read_all(MAX_JSON_LENGTH), str(file.path))
+
+
+def _read_weight_map(file: InputFile) -> dict[str, str]:
+    """The file name of each tensor, as the index says."""
+    weight_map = _read_json(file).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise PackError(
+            "found no weights, expected an object of tensor and file names", path=f"{file.path}: weight_map"
+        )
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_inside(shard):
+            raise PackError(
+                f"tensor {name!r} is in {shard!r}, expected a file inside the folder", path=f"{file.path}: weight_map"
+            )
+    return weight_map
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a file name of the index stays inside the folder."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and ".." not in parts and not name.startswith("/") and not set("\\\0") & set(name)
+
+
+def _open_shards(folder: Path, weight_map: dict[str, str], opened: ExitStack) -> dict[str, SafetensorsFile]:
+    """Open every file the index names, and compare what it holds with what the index says."""
+    expected: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
+        expected.setdefault(shard, set()).add(name)
+    problems = Problems()
+    shards: dict[str, SafetensorsFile] = {}
+    for shard, names in sorted(expected.items()):
+        if not _exists(folder / shard):
+            problems.add("missing files", f"{shard!r} with {len(names)} tensors")
+            continue
+        shards[shard] = _open_shard(folder / shard, opened)
+        found = shards[shard].tensors.keys()
+        for name in sorted(names - found):
+            problems.add("tensors not in the file the index names", f"{name!r} in {shard!r}")
+        for name in sorted(found - names):
+            problems.add("tensors not where the index has them", f"{name!r} in {shard!r}")
+    problems.refuse("index and weight files disagree", str(folder / INDEX), "download the folder again")
+    return shards
+
+
+def _open_shard(path: Path, opened: ExitStack) -> SafetensorsFile:
+    shard = SafetensorsFile(path)
+    opened.callback(shard.close)
+    return shard
+
+
+def _no_weights(folder: Path, names: list[str]) -> PackError:
+    """Why a folder without the weights looked for is refused, by what lies there instead."""
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    loose = [name for name in names if name.endswith(".safetensors")]
+    message, hint = f"folder has neither {SINGLE} nor {INDEX}", "is the download complete?"
+    if loose:
+        message += f"; {len(loose)} other .safetensors files such as {loose[0]!r} are not listed by any index"
+    elif pickled:
+        message += f"; {pickled[0]!r} is a PyTorch pickle, which is never opened"
+        hint = "convert it: load it with transformers and call save_pretrained"
+    return PackError(message, path=str(folder), hint=hint)
+
+
+def _chat_template(documents: Mapping[str, InputFile]) -> str | None:
+    """The chat template: its own file, else the tokenizer's configuration (of several, the one named `default`)."""
+    if CHAT_TEMPLATE in documents:
+        file = documents[CHAT_TEMPLATE]
+        try:
+            return file.read_all(MAX_JSON_LENGTH).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise PackError("text is not UTF-8", path=str(file.path), offset=error.start) from None
+    if TOKENIZER_CONFIG not in documents:
+        return None
+    template = _read_json(documents[TOKENIZER_CONFIG]).get("chat_template")
+    if isinstance(template, list):
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if template is not None and not isinstance(template, str):
+        path = f"{documents[TOKENIZER_CONFIG].path}: chat_template"
+        raise PackError(f"found {type(template).__name__}, expected a text", path=path)
+    return template

@@ -1,0 +1,92 @@
+"""Typed look-ups in a checkpoint's configuration. Every refusal names the key, what was found and what was expected.
+
+Null means the same as an absent key: Hugging Face writes it for "not set".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from estream_spec.errors import PackError
+
+
+class Config:
+    """A configuration object, read key by key.
+
+    Attributes:
+        values: the object as it was decoded.
+        place: what to call it in a message.
+    """
+
+    def __init__(self, values: Mapping[str, object], place: str = "config.json"):
+        self.values, self.place = values, place
+
+    def has(self, key: str) -> bool:
+        """Whether the key is set."""
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        """A whole number from `low` to `high`.
+
+        Raises:
+            PackError: it is not set, or anything else.
+        """
+        value = self.values.get(key)
+        if type(value) is not int or not low <= value <= high:
+            raise self.refusal(key, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, key: str, above: float, high: float) -> float:
+        """A number above `above`, at most `high`. Whole numbers are accepted.
+
+        Raises:
+            PackError: it is not set, or anything else.
+        """
+        value = self.values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= high:
+            raise self.refusal(key, f"a number above {above:g}, at most {high:g}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false; `default` where it is not set.
+
+        Raises:
+            PackError: it is anything else.
+        """
+        if not self.has(key):
+            return default
+        value = self.values[key]
+        if not isinstance(value, bool):
+            raise self.refusal(key, "true or false")
+        return value
+
+    def section(self, key: str) -> Config:
+        """The object below a key; an empty one where it is not set.
+
+        Raises:
+            PackError: it is not an object.
+        """
+        value = self.values.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.refusal(key, "an object")
+        return Config(value, f"{self.place}: {key}")
+
+    def only(self, key: str, *allowed: object) -> None:
+        """Refuse a key that is set to anything but `allowed`.
+
+        Raises:
+            PackError: it is.
+        """
+        if self.has(key) and not any(
+            type(self.values[key]) is type(one) and self.values[key] == one for one in allowed
+        ):
+            raise self.refusal(key, " or ".join(repr(one) for one in allowed) or "it not to be set")
+
+    def refusal(self, key: str, expected: str, hint: str | None = None) -> PackError:
+        """The error for a key that has a wrong value."""
+        found = repr(self.values[key]) if key in self.values else "absent"
+        if len(found) > 80:
+            found = found[:77] + "..."
+        return PackError(f"{key} is {found}, expected {expected}", path=self.place, hint=hint)
