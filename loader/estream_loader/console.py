@@ -1,0 +1,60 @@
+"""How a command line ends: what it prints when it cannot go on, and its exit code.
+
+Exit 0 is good, 1 is refused, 2 is a usage error, 130 an interrupt. An error is one line on stderr, a second one says
+what can be done about it. A reader that closes the pipe ends the program without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from estream_spec.errors import EmoeError
+
+REFUSED = 1
+USAGE = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+"""What a shell reports for a program that a closed pipe ends."""
+
+
+def run_command(command: click.Command, program: str, arguments: list[str] | None = None) -> int:
+    """Run a command to its end.
+
+    Args:
+        command: what to run.
+        program: its name, as messages begin.
+        arguments: the command line after the program's name; None takes the process's own.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        result = command.main(arguments, program, standalone_mode=False)
+        sys.stdout.flush()  # while a closed pipe can still be told from other ends
+    except EmoeError as error:
+        return _fail(program, str(error), error.hint)
+    except click.UsageError as error:
+        help_line = f"{error.ctx.command_path if error.ctx else program} --help"
+        return _fail(program, error.format_message(), f"see '{help_line}'", code=USAGE)
+    except click.ClickException as error:
+        return _fail(program, error.format_message())
+    except (KeyboardInterrupt, click.Abort):
+        return _fail(program, "interrupted", code=INTERRUPTED)
+    except BrokenPipeError:
+        # Whatever is still buffered must not fail a second time when the interpreter exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except OSError as error:
+        place = "" if error.filename is None else f" (at {error.filename})"
+        return _fail(program, f"{(error.strerror or str(error)).lower()}{place}")
+    return result if isinstance(result, int) else 0  # an exit code where the command asked for one, as --help does
+
+
+def _fail(program: str, message: str, hint: str | None = None, code: int = REFUSED) -> int:
+    click.echo(f"{program}: error: {message}", err=True)
+    if hint is not None:
+        click.echo(f"{program}: hint: {hint}", err=True)
+    return code
