@@ -1,0 +1,61 @@
+"""Keys and values of one layer, for the tokens it has seen."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from estream_spec.model import Attention
+
+Floats = npt.NDArray[np.float32]
+
+CHUNK: Final = 256
+"""Tokens by which the room grows: few copies, little left unused."""
+
+
+class KeyValues:
+    """Keys and values of one layer, f32 `[key_value_heads, room, head_dim]` each.
+
+    Room beyond `length` is zero or left over; a mask keeps it out of every result.
+
+    Args:
+        attention: shapes.
+        limit: tokens that will ever be held.
+    """
+
+    def __init__(self, attention: Attention, limit: int):
+        self.length = 0
+        self._limit = limit
+        empty = np.zeros((attention.key_value_heads, 0, attention.head_dim), np.float32)
+        self._keys, self._values = empty, empty
+
+    def append(self, keys: Floats, values: Floats) -> None:
+        """Add the tokens that follow, f32 `[key_value_heads, T, head_dim]` each."""
+        end = self.length + keys.shape[1]
+        if end > self._keys.shape[1]:
+            assert end <= self._limit, (end, self._limit)
+            room = min(-(-end // CHUNK) * CHUNK, self._limit)
+            self._keys, self._values = self._grown(self._keys, room), self._grown(self._values, room)
+        self._keys[:, self.length : end] = keys
+        self._values[:, self.length : end] = values
+        self.length = end
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        assert length <= self.length
+        self.length = length
+
+    def whole(self) -> tuple[Floats, Floats]:
+        """All of the room, no copy."""
+        return self._keys, self._values
+
+    def first(self, length: int) -> tuple[Floats, Floats]:
+        """The first `length` tokens, contiguous."""
+        return np.ascontiguousarray(self._keys[:, :length]), np.ascontiguousarray(self._values[:, :length])
+
+    def _grown(self, held: Floats, room: int) -> Floats:
+        grown = np.zeros((held.shape[0], room, held.shape[2]), np.float32)
+        grown[:, : self.length] = held[:, : self.length]
+        return grown

@@ -1,0 +1,117 @@
+"""How well a package predicts a text, alone and against another package of the same model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from estream_runtime.interpreter import ROW_BLOCK
+from estream_runtime.likelihood import Doubles, log_probabilities, log_softmax
+from estream_runtime.session import Session, TokenIds
+from estream_spec.errors import TrapError
+
+
+def token_log_likelihoods(session: Session, token_ids: TokenIds, window: int) -> Doubles:
+    """Natural log-probability of every token of a text but the first.
+
+    Args:
+        session: what predicts.
+        token_ids: the text, longer than any context if need be.
+        window: tokens a prediction may look back on; each window begins with the last token of the one before.
+
+    Returns:
+        f64 `[T - 1]`.
+
+    Raises:
+        TrapError: a window of fewer than two tokens, fewer than two tokens, or as `Session.forward` does.
+    """
+    return np.concatenate([session.log_likelihoods(each) for each in _windows(token_ids, window)])
+
+
+def perplexity(log_likelihoods: Doubles) -> float:
+    """`exp` of the mean negative log-likelihood."""
+    return math.exp(-float(np.mean(log_likelihoods)))
+
+
+def bits_per_byte(log_likelihoods: Doubles, text_bytes: int) -> float:
+    """Bits it takes to encode each byte of a text.
+
+    Args:
+        log_likelihoods: of the text's tokens.
+        text_bytes: bytes of UTF-8 those tokens stand for.
+    """
+    return -float(np.sum(log_likelihoods)) / math.log(2) / text_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two packages over the same text.
+
+    Attributes:
+        tokens: predictions compared.
+        mean_kl: mean of `KL(reference || other)`, in nats.
+        top1_agreement: share of predictions with the same likeliest token, 0 to 1.
+        max_logit_difference: largest difference of two logits.
+        reference_perplexity: of the reference.
+        other_perplexity: of the other.
+    """
+
+    tokens: int
+    mean_kl: float
+    top1_agreement: float
+    max_logit_difference: float
+    reference_perplexity: float
+    other_perplexity: float
+
+
+def compare(reference: Session, other: Session, token_ids: TokenIds, window: int) -> Comparison:
+    """Compare what two packages of one model predict, token by token.
+
+    Args:
+        reference: what the other is held against.
+        other: a package with the same vocabulary.
+        token_ids: the text.
+        window: as for `token_log_likelihoods`.
+
+    Raises:
+        TrapError: as `token_log_likelihoods` does, or the vocabularies differ.
+    """
+    sizes = [each.package.manifest.model.vocabulary for each in (reference, other)]
+    if sizes[0] != sizes[1]:
+        raise TrapError(f"vocabularies of {sizes[1]} and {sizes[0]} tokens cannot be compared")
+    divergences, agreements, expected, found = [], [], [], []
+    difference = 0.0
+    for tokens in _windows(token_ids, window):
+        logits = reference.forward(tokens[:-1]), other.forward(tokens[:-1])
+        for start in range(0, len(tokens) - 1, ROW_BLOCK):
+            first, second = (each[start : start + ROW_BLOCK] for each in logits)
+            targets = tokens[start + 1 : start + 1 + len(first)]
+            given, other_given = log_softmax(first), log_softmax(second)
+            divergences.append(np.sum(np.exp(given) * (given - other_given), axis=-1))
+            agreements.append(first.argmax(axis=-1) == second.argmax(axis=-1))
+            difference = max(difference, float(np.abs(first - second).max()))
+            expected.append(log_probabilities(first, targets))
+            found.append(log_probabilities(second, targets))
+    return Comparison(
+        tokens=sum(map(len, divergences)),
+        mean_kl=float(np.concatenate(divergences).mean()),
+        top1_agreement=float(np.concatenate(agreements).mean()),
+        max_logit_difference=difference,
+        reference_perplexity=perplexity(np.concatenate(expected)),
+        other_perplexity=perplexity(np.concatenate(found)),
+    )
+
+
+def _windows(token_ids: TokenIds, window: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Windows that overlap by one token, so that every token but the first is predicted once."""
+    tokens = np.asarray(token_ids)
+    if window < 2:
+        raise TrapError(f"window of {window} tokens, expected at least 2")
+    if len(tokens) < 2:
+        raise TrapError(f"text of {len(tokens)} tokens, expected at least 2")
+    for start in range(0, len(tokens) - 1, window - 1):
+        yield tokens[start : start + window]

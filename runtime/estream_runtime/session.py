@@ -1,0 +1,296 @@
+"""A package ready to run: the library's front door."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from estream_loader.dense import EmbeddingRows
+from estream_loader.package import Package
+from estream_loader.pager import Pager
+from estream_runtime.backends import GraphKey, open_backend
+from estream_runtime.batch import Batch, Ids
+from estream_runtime.cache import KeyValues
+from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
+from estream_runtime.likelihood import log_probabilities
+from estream_runtime.sampling import Sampler
+from estream_runtime.stats import Meter, Stats
+from estream_runtime.weights import ExpertWeights, load_dense
+from estream_spec.errors import LinkError, TrapError
+from estream_spec.rules import graphs_of
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What a prompt leads to.
+
+    Attributes:
+        logits: f32 `[vocabulary]`, of the token after the prompt.
+        stats: what it cost.
+    """
+
+    logits: Floats
+    stats: Stats
+
+
+class Generation(Iterator[int]):
+    """Token ids, each computed when it is asked for."""
+
+    def __init__(self, tokens: Iterator[int], meter: Meter):
+        self._tokens, self._meter = tokens, meter
+
+    def __next__(self) -> int:
+        with self._meter.running():
+            token = next(self._tokens)
+        self._meter.token_made()
+        return token
+
+    @property
+    def stats(self) -> Stats:
+        """What it cost so far."""
+        return self._meter.stats()
+
+
+class Session:
+    """One package in one arena on one backend. Not for several threads at a time.
+
+    Every call begins anew; only experts that are still in the arena are not read again. A call that fails raises, and
+    the session can be used afterwards. Results do not depend on `arena_bytes` or `group_size`, to the last bit.
+
+    Args:
+        package: an open package, which must stay open.
+        backend: `portable` or `reference`.
+        arena_bytes: memory for experts; None takes what the package's first device configuration says.
+        group_size: experts read together; None takes what the package's first device configuration says.
+        threads: threads for computing; None takes all processors this process may use.
+
+    Raises:
+        LinkError: no such backend, an arena smaller than one expert, or graphs and weights that do not fit each other.
+        FormatError: the package turns out to be faulty.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        backend: str = "portable",
+        arena_bytes: int | None = None,
+        *,
+        group_size: int | None = None,
+        threads: int | None = None,
+    ):
+        manifest = package.manifest
+        for name, value in (("threads", threads), ("group_size", group_size)):
+            if value is not None and value < 1:
+                raise LinkError(f"{name} is {value}, expected at least 1")
+        configuration = manifest.device_configurations[0]
+        self._package, self._model = package, manifest.model
+        self._closed = False
+        with ExitStack() as stack:
+            graphs = {
+                GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
+                for graph in graphs_of(manifest, "portable")
+            }
+            opened = open_backend(backend, graphs, threads or len(os.sched_getaffinity(0)))
+            stack.callback(opened.close)
+            pager = Pager(
+                package,
+                arena_bytes=configuration.arena_bytes if arena_bytes is None else arena_bytes,
+                group_size=group_size or configuration.group_size,
+            )
+            dense, experts = load_dense(package, opened), ExpertWeights(package, opened)
+            self._interpreter = Interpreter(self._model, opened, pager, EmbeddingRows(package), dense, experts)
+            self._resources = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the backend's memory back. The session cannot run afterwards; closing twice is harmless."""
+        self._closed = True
+        self._resources.close()
+
+    @property
+    def package(self) -> Package:
+        """The package that runs."""
+        return self._package
+
+    def forward(self, token_ids: TokenIds, on_route: OnRoute | None = None) -> Floats:
+        """Logits after every token.
+
+        Args:
+            token_ids: the prompt.
+            on_route: told of each routing decision: layer, expert ids `[T, k]` int32 from the largest weight down, and
+                weights `[T, k]` f32.
+
+        Returns:
+            f32 `[T, vocabulary]`.
+
+        Raises:
+            TrapError: an empty prompt, an id outside the vocabulary, a prompt longer than the context, or a value that
+                is not finite.
+            IntegrityError: an expert's checksum differs or its bytes are missing.
+            LinkError: the device failed.
+        """
+        batch = Batch.of(self._prompt(token_ids))
+        return self._interpreter.logits(self._interpreter.run(batch, on_route=on_route))
+
+    def prefill(self, token_ids: TokenIds) -> Prefill:
+        """Logits of the token after a prompt, and what they cost. Raises as `forward` does."""
+        prompt = self._prompt(token_ids)
+        meter = Meter(self._interpreter, len(prompt))
+        with meter.running():
+            logits = self._interpreter.last_logits(self._interpreter.run(Batch.of(prompt)))
+        return Prefill(logits, meter.stats())
+
+    def generate(
+        self,
+        token_ids: TokenIds,
+        max_new_tokens: int = 32,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> Generation:
+        """Continue a prompt.
+
+        It ends after `max_new_tokens`, when prompt and output together fill the context, or with an end token, which is
+        the last one given. A token the package's tokenizer does not know is never chosen.
+
+        Args:
+            token_ids: the prompt.
+            max_new_tokens: most tokens to make.
+            temperature: 0 takes the likeliest token, of equals the lower id.
+            top_p: only the fewest tokens whose probabilities reach this sum are drawn from.
+            seed: the same seed makes the same choices; None takes one that differs every time.
+
+        Raises:
+            TrapError: as `forward` does, and for a value out of range; at once, not with the first token.
+        """
+        prompt = self._prompt(token_ids)
+        if max_new_tokens < 0:
+            raise TrapError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
+        count = min(max_new_tokens, self._model.context_length - len(prompt))
+        meter = Meter(self._interpreter, len(prompt))
+        sampler = Sampler(temperature, top_p, seed, self._known_tokens)
+        return Generation(self._tokens(prompt, count, sampler), meter)
+
+    def score(self, token_ids: TokenIds, choices: Sequence[TokenIds]) -> list[float]:
+        """Log-likelihood of each choice as what follows a prompt; all choices go through the layers together.
+
+        Args:
+            token_ids: the prompt.
+            choices: token ids of each choice, at least one.
+
+        Returns:
+            For each choice the sum over its tokens of their natural log-probabilities.
+
+        Raises:
+            TrapError: as `forward` does, for the prompt with each choice; no choice, or one without a token.
+        """
+        prompt = self._prompt(token_ids)
+        if len(choices) == 0:
+            raise TrapError("no choices to score")
+        targets = [self._checked(choice, f"choice {number}") for number, choice in enumerate(choices)]
+        for number, target in enumerate(targets):
+            self._check_length(len(prompt) + len(target), f"prompt and choice {number} have")
+        batch = Batch.of(prompt, [target[:-1] for target in targets])
+        x = self._interpreter.run(batch)
+        # The first token of a choice follows the prompt's last row, every other one the row of the token before it.
+        last = len(prompt) - 1
+        rows = [np.array([last, *range(start, stop)]) for start, stop in batch.segments[1:]]
+        found = self._followed_by(x[np.concatenate(rows)], np.concatenate(targets))
+        ends = np.cumsum([len(target) for target in targets])[:-1]
+        return [float(each.sum()) for each in np.split(found, ends)]
+
+    def log_likelihoods(self, token_ids: TokenIds) -> npt.NDArray[np.float64]:
+        """Natural log-probability of each token but the first, given those before it. Raises as `forward` does.
+
+        Args:
+            token_ids: the text.
+
+        Returns:
+            f64 `[T - 1]`.
+        """
+        text = self._prompt(token_ids)
+        if len(text) == 1:
+            return np.empty(0)
+        return self._followed_by(self._interpreter.run(Batch.of(text[:-1])), text[1:])
+
+    def _tokens(self, prompt: Ids, count: int, sampler: Sampler) -> Iterator[int]:
+        """At most `count` tokens after the prompt, the end token included."""
+        cache = self._interpreter.new_cache()
+        unseen = prompt
+        for _ in range(count):
+            token = sampler.choose(self._next_logits(unseen, cache))
+            yield token
+            if token in self._model.end_tokens:
+                return
+            unseen = np.array([token])
+
+    def _next_logits(self, unseen: Ids, cache: Sequence[KeyValues]) -> Floats:
+        self._check_open()
+        x = self._interpreter.run(Batch.of(unseen, past=cache[0].length), cache)
+        return self._interpreter.last_logits(x)
+
+    def _followed_by(self, x: Floats, targets: Ids) -> npt.NDArray[np.float64]:
+        """Log-probability of the token that follows each row, a block of rows at a time: logits are large."""
+        blocks = [slice(start, start + ROW_BLOCK) for start in range(0, len(x), ROW_BLOCK)]
+        return np.concatenate([log_probabilities(self._interpreter.logits(x[at]), targets[at]) for at in blocks])
+
+    @cached_property
+    def _known_tokens(self) -> npt.NDArray[np.bool_] | None:
+        """Which ids the tokenizer knows; None where it knows all, or the package has none.
+
+        Many models have more rows than tokens: the rows beyond were never trained and stand for nothing.
+        """
+        if self._package.tokenizer_json is None:
+            return None
+        known = np.zeros(self._model.vocabulary, np.bool_)
+        ids = np.fromiter(self._package.tokenizer.get_vocab(with_added_tokens=True).values(), np.int64)
+        known[ids[ids < len(known)]] = True
+        return None if known.all() else known
+
+    def _prompt(self, token_ids: TokenIds) -> Ids:
+        self._check_open()
+        prompt = self._checked(token_ids, "prompt")
+        self._check_length(len(prompt), "prompt has")
+        return prompt
+
+    def _checked(self, token_ids: TokenIds, what: str) -> Ids:
+        """Token ids as an array, each in the vocabulary."""
+        given = np.asarray(token_ids)
+        if given.ndim == 1 and len(given) == 0:
+            raise TrapError(f"{what} has no tokens")
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise TrapError(f"{what} is {given.dtype} of shape {list(given.shape)}, expected one list of token ids")
+        outside = (given < 0) | (given >= self._model.vocabulary)
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise TrapError(
+                f"token id {given[at]} is outside the vocabulary of {self._model.vocabulary}", path=f"{what}[{at}]"
+            )
+        return given.astype(np.int64)
+
+    def _check_length(self, length: int, subject: str) -> None:
+        limit = self._model.context_length
+        if length > limit:
+            hint = "give fewer tokens; the context holds prompt and output together"
+            raise TrapError(f"{subject} {length} tokens, the context holds {limit}", hint=hint)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TrapError("the session is closed")

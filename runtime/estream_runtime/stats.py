@@ -1,0 +1,93 @@
+"""What a run cost, measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from estream_runtime.interpreter import Interpreter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What one run cost.
+
+    Attributes:
+        prompt_tokens: tokens given.
+        new_tokens: tokens made.
+        ttft_s: seconds from the start to the first token, or to its logits where none is made.
+        total_s: seconds the run took; what a caller does between two tokens does not count.
+        io_busy_s: seconds in which a read of expert records was under way.
+        compute_busy_s: seconds in which graphs ran or their inputs were made ready.
+        bubble: share of `total_s`, 0 to 1, in which computing waited for expert records: reading and checking them.
+        bytes_read: bytes of expert records read.
+        reads: reads of expert records.
+        peak_arena_bytes: the arena's size; it never grows.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    ttft_s: float
+    total_s: float
+    io_busy_s: float
+    compute_busy_s: float
+    bubble: float
+    bytes_read: int
+    reads: int
+    peak_arena_bytes: int
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens a second after the first; None before there is a second one."""
+        seconds = self.total_s - self.ttft_s
+        return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else None
+
+
+class Meter:
+    """Adds up what the stretches of one run cost; runs of one session may alternate."""
+
+    def __init__(self, interpreter: Interpreter, prompt_tokens: int):
+        self._interpreter: Final = interpreter
+        self._prompt_tokens, self._new_tokens = prompt_tokens, 0
+        self._ttft: float | None = None
+        self._spent = [0.0] * len(self._readings())
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count what happens inside."""
+        before = self._readings()
+        try:
+            yield
+        finally:
+            stretch = zip(self._spent, before, self._readings(), strict=True)
+            self._spent = [sum_ + after - start for sum_, start, after in stretch]
+
+    def token_made(self) -> None:
+        """One more token has been made, in the stretches so far."""
+        self._new_tokens += 1
+        if self._ttft is None:
+            self._ttft = self._spent[0]
+
+    def stats(self) -> Stats:
+        """What the run cost so far."""
+        total, io_busy, computing, waiting, bytes_read, reads = self._spent
+        return Stats(
+            prompt_tokens=self._prompt_tokens,
+            new_tokens=self._new_tokens,
+            ttft_s=total if self._ttft is None else self._ttft,
+            total_s=total,
+            io_busy_s=io_busy,
+            compute_busy_s=computing,
+            bubble=waiting / total if total > 0 else 0.0,
+            bytes_read=int(bytes_read),
+            reads=int(reads),
+            peak_arena_bytes=self._interpreter.pager.arena.length,
+        )
+
+    def _readings(self) -> tuple[float, ...]:
+        busy, paged = self._interpreter.busy, self._interpreter.pager.stats
+        now = time.perf_counter()
+        return now, paged.io_busy_s, busy.computing, busy.waiting, paged.bytes_read, paged.reads
