@@ -1,0 +1,357 @@
+"""The tables of FORMAT.md say what the code does."""
+
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import crc32c
+import msgspec
+import numpy as np
+import pytest
+
+from estream_spec import constants, errors, graph_interface, limits, manifest, model, records, weights
+from estream_spec.container import AT_MOST_ONE, FLAGS, SINGLE
+from estream_spec.errors import MalformedError
+from estream_spec.manifest import content_id
+from estream_spec.rules import VARIANTS
+
+TEXT = (Path(__file__).parents[3] / "spec" / "FORMAT.md").read_text(encoding="utf-8")
+Row = dict[str, str]
+
+
+def read_tables(text: str) -> dict[str, list[list[Row]]]:
+    """Every table below a heading, by the heading's number; a row maps column names to cells."""
+    found: dict[str, list[list[Row]]] = {}
+    number, columns = "", list[str]()
+    for line in text.splitlines():
+        if line.startswith("#"):
+            number = line.lstrip("# ").split()[0].rstrip(".")
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            columns = []
+        elif not columns:
+            columns = cells
+            found.setdefault(number, []).append([])
+        elif not set(line) <= set("|- "):
+            assert len(cells) == len(columns), line
+            found[number][-1].append(dict(zip(columns, cells, strict=True)))
+    return found
+
+
+TABLES = read_tables(TEXT)
+
+
+def plain(cell: str) -> str:
+    return cell.replace("`", "")
+
+
+def table(number: str, index: int = 0) -> list[Row]:
+    return TABLES[number][index]
+
+
+def encoder_of(kind: type[records.FixedRecord]) -> Callable[..., bytes]:
+    return lambda *values: kind(*values).encode()
+
+
+RECORDS: dict[str, tuple[int, Callable[..., bytes]]] = {
+    "3.1": (records.Superblock.SIZE, encoder_of(records.Superblock)),
+    "4.1": (records.DIRECTORY_HEADER.size, records.DIRECTORY_HEADER.pack),
+    "4.2": (records.DirectoryEntry.SIZE, encoder_of(records.DirectoryEntry)),
+    "5.1": (records.TABLE_HEADER.size, records.TABLE_HEADER.pack),
+    "5.2": (records.RecordRange.SIZE, encoder_of(records.RecordRange)),
+    "5.3": (records.RECORD_DIGEST.size, records.RECORD_DIGEST.pack),
+}
+"""Size and encoder of the record that a section's table describes."""
+BYTES = {"magic", "sha256", "directory_sha256"}
+"""Fields that are bytes and not numbers."""
+CLASSES: dict[str, type[Any]] = {
+    "3.1": records.Superblock,
+    "4.2": records.DirectoryEntry,
+    "5.2": records.RecordRange,
+}
+
+
+def described(number: str) -> list[tuple[str, int, int]]:
+    """Name, offset and size of every row of a record's table."""
+    return [(row["name"], int(row["offset"]), int(row["size"])) for row in table(number)]
+
+
+@pytest.mark.parametrize("number", RECORDS)
+def test_record_tables_leave_no_byte_out(number: str) -> None:
+    end = 0
+    for _, offset, size in described(number):
+        assert offset == end
+        end += size
+    assert end == RECORDS[number][0]
+
+
+@pytest.mark.parametrize("number", RECORDS)
+def test_records_put_each_field_where_the_table_says(number: str) -> None:
+    computed = {"reserved"} if number != "3.1" else {"reserved", "checksum"}
+    rows = [row for row in described(number) if row[0] not in computed]
+    # The encoder takes bytes for some fields and numbers for the others.
+    zeros: list[Any] = [bytes(size) if name in BYTES else 0 for name, _, size in rows]
+    encode = RECORDS[number][1]
+    body = slice(0, 124) if number == "3.1" else slice(None)
+    assert not any(encode(*zeros)[body])
+    for index, (name, offset, size) in enumerate(rows):
+        value = b"\xff" * size if name in BYTES else (1 << 8 * size) - 1
+        data = encode(*zeros[:index], value, *zeros[index + 1 :])[body]
+        assert [at for at, byte in enumerate(data) if byte] == list(range(offset, offset + size)), name
+
+
+@pytest.mark.parametrize("number", CLASSES)
+def test_records_have_the_names_of_the_table(number: str) -> None:
+    names = [name for name, _, _ in described(number) if name not in {"reserved", "checksum"}]
+    assert names == [each.name for each in fields(CLASSES[number])]
+
+
+@pytest.mark.parametrize("number", ["4.2", "5.2"])
+def test_reserved_bytes_are_refused(number: str) -> None:
+    for name, offset, size in described(number):
+        if name == "reserved":
+            for at in range(offset, offset + size):
+                data = bytearray(CLASSES[number].SIZE)
+                data[at] = 1
+                with pytest.raises(MalformedError):
+                    CLASSES[number].decode(bytes(data), path="record")
+
+
+def test_superblock_checksum_is_over_all_before_it() -> None:
+    data = RECORDS["3.1"][1](constants.MAGIC, 0, 9, 14, 1, 2, 3, 4, 5, 6, bytes(32))
+    assert described("3.1")[-1] == ("checksum", 124, 4)
+    assert data[124:] == struct.pack("<I", crc32c.crc32c(data[:124]))
+    assert f"`0x{crc32c.crc32c(b'123456789'):X}`" in TEXT
+
+
+def test_constants_are_those_of_the_code() -> None:
+    for row in table("2"):
+        value = getattr(constants, plain(row["constant"]))
+        text = value.hex(" ") if isinstance(value, bytes) else str(value)
+        assert plain(row["value"]) == text, row
+
+
+def test_section_types_are_those_of_the_code() -> None:
+    rows = table("4.3")
+    assert {row["name"]: int(row["id"]) for row in rows} == {each.name: each.value for each in constants.SectionType}
+    for row in rows:
+        section = constants.SectionType[row["name"]]
+        if section not in constants.KNOWN_SECTIONS:
+            assert row["flags"] == "reserved"
+            continue
+        flags = {flag.name.lower() for flag in FLAGS[section] if flag.name} or {"none"}
+        assert set(row["flags"].split(", ")) == flags, row
+        number = "one" if section in SINGLE else "at most one" if section in AT_MOST_ONE else "any"
+        assert row["number"] == number, row
+
+
+def test_section_flags_are_those_of_the_code() -> None:
+    flags = {row["name"].upper(): 1 << int(row["bit"]) for row in table("4.4")}
+    assert flags == {flag.name: flag.value for flag in constants.SectionFlag}
+
+
+def test_codecs_are_those_of_the_code() -> None:
+    assert {row["name"]: int(row["id"]) for row in table("4.5")} == {each.name: each.value for each in constants.Codec}
+
+
+def test_limits_are_those_of_the_code() -> None:
+    stated = {row["limit"]: int(row["value"]) for row in table("11")}
+    assert stated == {name: value for name, value in vars(limits).items() if name.isupper()}
+
+
+def test_error_classes_are_those_of_the_code() -> None:
+    bases = {errors.EmoeError, errors.FormatError}
+    classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.EmoeError)]
+    assert [row["slug"] for row in table("13")] == [each.slug for each in classes if each not in bases]
+
+
+STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "6.2": manifest.Manifest,
+    "6.3": manifest.RecordLayout,
+    "6.4": manifest.Matrix,
+    "6.5": manifest.Tensor,
+    "6.6": manifest.Graph,
+    "6.7": manifest.DeviceConfiguration,
+    "6.8": manifest.Provenance,
+    "6.9": manifest.SourceFile,
+    "8.1": model.ModelDescription,
+    "8.2": model.Layer,
+    "8.3": model.Attention,
+    "8.4": model.Rotary,
+    "8.5": model.ExpertBlock,
+    "8.6": model.Router,
+}
+DEFAULTS = {"": msgspec.NODEFAULT, "empty": {}, "[]": (), "nil": None, "false": False, "1": 1, '""': ""}
+"""What the default column says, for all but plain strings."""
+
+
+def test_every_struct_of_the_manifest_has_a_table() -> None:
+    structs = [each for module in (manifest, model) for each in vars(module).values() if isinstance(each, type)]
+    assert set(STRUCTS.values()) == {each for each in structs if issubclass(each, model.Described)} - {model.Described}
+    for number, struct_type in STRUCTS.items():
+        assert f"### {number} {struct_type.__name__}\n" in TEXT
+
+
+@pytest.mark.parametrize("number", STRUCTS)
+def test_manifest_tables_list_keys_and_defaults_in_order(number: str) -> None:
+    fields = msgspec.structs.fields(STRUCTS[number])
+    assert [row["key"] for row in table(number)] == [each.encode_name for each in fields]
+    for row, each in zip(table(number), fields, strict=True):
+        default = each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
+        assert DEFAULTS.get(plain(row["default"]), plain(row["default"])) == default, row["key"]
+
+
+@pytest.mark.parametrize("number", STRUCTS)
+def test_manifest_tables_give_the_ranges(number: str) -> None:
+    for row, each in zip(table(number), msgspec.structs.fields(STRUCTS[number]), strict=True):
+        stated = stated_range(plain(row["type"]), plain(row["range"]))
+        assert stated == coded_range(msgspec.inspect.type_info(each.type)), row["key"]
+
+
+NAMED_RANGES: dict[str, Any] = {
+    "name": (1, limits.MAX_NAME),
+    "text": (0, limits.MAX_TEXT),
+    "digest": (32, 32),
+    "dimension": (1, limits.MAX_DIMENSION),
+    "token": (0, limits.MAX_DIMENSION - 1),
+    "class": (0, limits.MAX_SHAPE_CLASSES - 1),
+    "offset": (0, limits.MAX_FILE_LENGTH),
+    "boolean": None,
+}
+"""Ranges of the types that section 6.1 names; MAX_TEXT and the like are spelt out there."""
+
+
+def stated_range(kind: str, cell: str) -> Any:
+    """Bounds, or the set of choices, as a row gives them."""
+    kind = kind.removesuffix(" or nil")
+    if not cell:
+        return NAMED_RANGES.get(kind)
+    if kind == "string":
+        return set(cell.split(", "))
+    if kind == "float":
+        return {"at least 0": ("ge", 0), "above 0": ("gt", 0)}[cell]
+    low, _, high = cell.partition(" to ")
+    return (number_of(low), number_of(high or low))
+
+
+def number_of(text: str) -> int:
+    """`4096`, `MAX_NAME`, `4 MAX_SHAPE_CLASSES`, `2^32 - 1`."""
+    if "^" in text:
+        power, _, less = text.partition(" - ")
+        base, _, exponent = power.partition("^")
+        return int(int(base) ** int(exponent)) - int(less)
+    factor, _, name = text.rpartition(" ")
+    value = int(name) if name.isdigit() else int(getattr(limits, name))
+    return int(factor or 1) * value
+
+
+def coded_range(kind: Any) -> Any:
+    """The same, out of a type annotation."""
+    match kind:
+        case msgspec.inspect.UnionType(types=types):
+            (kind,) = [each for each in types if not isinstance(each, msgspec.inspect.NoneType)]
+            return coded_range(kind)
+        case msgspec.inspect.LiteralType(values=values):
+            return set(values) if isinstance(values[0], str) else (values[0], values[-1])
+        case msgspec.inspect.IntType(ge=low, le=high, lt=above):
+            return (low, high if above is None else above - 1)
+        case msgspec.inspect.FloatType(ge=low, gt=below):
+            return ("ge", low) if below is None else ("gt", below)
+        case (
+            msgspec.inspect.StrType(min_length=low, max_length=high)
+            | msgspec.inspect.BytesType(min_length=low, max_length=high)
+            | msgspec.inspect.VarTupleType(min_length=low, max_length=high)
+            | msgspec.inspect.DictType(min_length=low, max_length=high)
+        ):
+            return (low or 0, high)
+        case _:
+            return None
+
+
+@pytest.mark.parametrize("encoding", get_args(weights.Encoding))
+def test_parts_of_an_encoding_are_those_of_the_code(encoding: weights.Encoding) -> None:
+    rows, columns = 130, 6
+    group = weights.GROUP_SIZES.get(encoding, 1)
+    padded = weights.padded_rows(rows, group)
+    sizes = {"K": rows, "N": columns, "K'/2": padded // 2, "K'/G": padded // group}
+    stated, current = [], ""
+    for row in table("7.1"):
+        current = row["encoding"].split(",")[0] or current
+        if current == encoding:
+            shape = tuple(sizes[each] for each in row["shape"].strip("[]").split(", "))
+            stated.append(weights.Part(name=plain(row["part"]), dtype=row["dtype"], shape=shape))  # type: ignore[arg-type]
+    assert tuple(stated) == weights.matrix_parts("name", encoding, rows, columns)
+
+
+def test_nibble_example_is_what_the_code_makes_of_it() -> None:
+    values = np.zeros((32, 1), np.int8)
+    values[[0, 16], 0] = -3, 5
+    packed = weights.pack_nibbles(values, 32)
+    assert packed[0, 0] == 0xD5
+    parts: dict[str, Any] = {
+        "nibbles": packed,
+        "multipliers": np.array([[-2]], np.int8),
+        "scale": np.array([0.5], np.float32),
+    }
+    matrix = weights.dequantise("w4g32", parts, 32)
+    assert (matrix[0, 0], matrix[16, 0]) == (3, -5)
+    assert "`0xD5`. `W[0, n] = 0.5 (-2 · -3) = 3` and `W[16, n] = 0.5 (-2 · 5) = -5`" in " ".join(TEXT.split())
+
+
+def test_preimages_have_the_stated_lengths() -> None:
+    assert int(table("9.1")[0]["bytes"]) == len(constants.FILE_ID_CONTEXT)
+    content = [int(row["bytes"]) for row in table("9.2")]
+    assert content[0] == len(constants.CONTENT_ID_CONTEXT)
+    assert f"SHA-256 of {sum(content)} bytes" in TEXT
+    # One digest for the model, two for each table, one for each document.
+    assert content_id.__annotations__.keys() == {"model", "layouts", "dense", "experts", "documents", "return"}
+    assert len(content) == 1 + 1 + 2 * 2 + 2
+
+
+MODEL = model.ModelDescription(
+    family="test",
+    hidden=12,
+    vocabulary=30,
+    context_length=8,
+    norm_epsilon=1e-5,
+    layers=(model.Layer(attention=0, experts=0),),
+    attentions=(
+        model.Attention(heads=4, key_value_heads=2, head_dim=10, rotary=model.Rotary(theta=1e4), qk_norm="full"),
+    ),
+    expert_blocks=(model.ExpertBlock(experts=7, intermediate=16, router=model.Router(family="softmax-topk", top_k=1)),),
+)
+LETTERS: dict[str, int | str] = {"T": "T", "S": "S", "H": 12, "V": 30, "h": 4, "j": 2, "d": 10, "E": 7, "I": 16}
+
+
+@pytest.mark.parametrize("role", graph_interface.ROLES)
+def test_graph_interfaces_are_those_of_the_code(role: manifest.GraphRole) -> None:
+    (row,) = [each for each in table("10.1") if each["role"] == role]
+    found = graph_interface.interface(role, MODEL, 0, "f32")
+    matrices = list(values_of(row["then matrices"]))
+    assert [name for name, _ in matrices] == list(graph_interface.MATRICES[role])
+    assert [*values_of(row["inputs"]), *matrices] == [(each.name, each.shape) for each in found.inputs]
+    assert list(values_of(row["outputs"])) == [(each.name, each.shape) for each in found.outputs]
+
+
+def values_of(cell: str) -> Iterable[tuple[str, tuple[int | str, ...]]]:
+    """Names and shapes out of `x [T, H], and with qk_norm also q_norm [h d]`."""
+    text = plain(cell).replace("and with qk_norm also ", "")
+    for each in text.rstrip("]").split("], ") if text else ():
+        name, _, shape = each.partition(" [")
+        yield name, tuple(dimension(part) for part in shape.split(", "))
+
+
+def dimension(text: str) -> int | str:
+    first, *rest = (LETTERS[letter] for letter in text.split())
+    for factor in rest:
+        assert isinstance(first, int)
+        assert isinstance(factor, int)
+        first *= factor
+    return first
+
+
+def test_graph_kinds_are_those_of_the_code() -> None:
+    stated = {(row["activations"], row["weights"]) for row in table("10.2")}
+    assert stated == set(graph_interface.COMBINATIONS) == set().union(*VARIANTS)
