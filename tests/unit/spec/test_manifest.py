@@ -1,0 +1,239 @@
+"""The manifest has one encoding, and other bytes are refused by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from estream_loader import open_package
+from estream_spec.constants import SectionType
+from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError, MalformedError
+from estream_spec.limits import MAX_MANIFEST_LENGTH
+from estream_spec.manifest import content_id, decode_manifest, encode_manifest
+from estream_spec.records import RecordTable
+from fixtures.packages import MODEL, TOKENIZER, Draft, replace_table
+
+MANIFEST = Draft().manifest
+DATA = encode_manifest(MANIFEST)
+
+
+def test_manifest_survives_encoding() -> None:
+    assert decode_manifest(DATA) == MANIFEST
+    extended = msgspec.structs.replace(MANIFEST, extensions={"org.example": b"\0", "com.example": b""})
+    assert decode_manifest(encode_manifest(extended)) == extended
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The manifest after a change to it as plain maps and lists."""
+    plain = msgspec.msgpack.decode(DATA)
+    change(plain)
+    return msgspec.msgpack.encode(plain)
+
+
+def swap(old: bytes, new: bytes) -> bytes:
+    assert old in DATA
+    return DATA.replace(old, new, 1)
+
+
+NOT_CANONICAL = {
+    "default given": changed(lambda plain: plain["model"].update(tied_head=False)),
+    "empty default given": changed(lambda plain: plain.update(extensions={})),
+    "nested default given": changed(lambda plain: plain["layouts"][0].update(kind=1)),
+    "other key order": changed(lambda plain: plain.update(name=plain.pop("name"))),
+    "wider integer": swap(b"\xa6hidden\x20", b"\xa6hidden\xcc\x20"),
+    "widest integer": swap(b"\xa6hidden\x20", b"\xa6hidden\xcf" + bytes(7) + b"\x20"),
+    "signed integer": swap(b"\xa6hidden\x20", b"\xa6hidden\xd0\x20"),
+    "integer for a float": swap(b"\xa5theta\xcb\x40\xc3\x88\0\0\0\0\0", b"\xa5theta\xcd\x27\x10"),
+    "narrow float": swap(b"\xa5theta\xcb\x40\xc3\x88\0\0\0\0\0", b"\xa5theta\xca\x46\x1c\x40\0"),
+    "wider text": swap(b"\xa4name\xa4tiny", b"\xa4name\xd9\x04tiny"),
+    "wider map": b"\xde\x00" + bytes([DATA[0] & 15]) + DATA[1:],
+    "wider array": swap(b"\xa6layers\x92", b"\xa6layers\xdc\0\2"),
+    "unsorted extensions": changed(lambda plain: plain.update(extensions={"b": b"", "a": b""})),
+    "duplicate key": bytes([DATA[0] + 1]) + b"\xa4name\xa5other" + DATA[1:],
+}
+
+
+@pytest.mark.parametrize("data", NOT_CANONICAL.values(), ids=NOT_CANONICAL)
+def test_other_spellings_are_refused(data: bytes) -> None:
+    with pytest.raises(InvalidError, match="canonical"):
+        decode_manifest(data)
+
+
+def assign(path: str, value: object) -> bytes:
+    """The manifest with one value, named by keys and indices, set to another."""
+
+    def change(plain: Any) -> None:
+        *way, last = path.split(".")
+        for key in way:
+            plain = plain[int(key) if key.isdigit() else key]
+        plain[last] = value
+
+    return changed(change)
+
+
+INVALID = {
+    "unknown key": assign("colour", 1),
+    "unknown nested key": assign("model.attentions.0.window", 4),
+    "missing key": changed(lambda plain: plain.pop("provenance")),
+    "wrong type": assign("name", 5),
+    "bytes for text": assign("name", b"tiny"),
+    "not a map": msgspec.msgpack.encode([1, 2]),
+    "nothing but nil": b"\xc0",
+    "short digest": assign("content_id", bytes(31)),
+    "long digest": assign("content_id", bytes(33)),
+    "unknown choice": assign("model.expert_blocks.0.router.family", "sigmoid"),
+    "unknown layout kind": assign("layouts.0.kind", 2),
+    "unknown target": assign("graphs.0.target", "htp"),
+    "zero": assign("model.hidden", 0),
+    "negative": assign("model.hidden", -1),
+    "true for a number": assign("model.hidden", True),
+    "fraction": assign("model.hidden", 32.5),
+    "above its limit": assign("model.hidden", (1 << 24) + 1),
+    "empty list": assign("model.layers", []),
+    "not a number": assign("model.attentions.0.rotary.theta", float("nan")),
+    "negative epsilon": assign("model.norm_epsilon", -1.0),
+    "a timestamp": assign("name", msgspec.msgpack.Ext(1, b"\0\0\0\0")),
+    "three dimensions": assign("layouts.0.tensors.0.shape", [1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("data", INVALID.values(), ids=INVALID)
+def test_other_structures_are_refused(data: bytes) -> None:
+    with pytest.raises(InvalidError) as caught:
+        decode_manifest(data)
+    assert caught.value.path == "manifest"
+
+
+HUGE = (2**31, 2**32 - 1, 2**42 + 1, 2**63, 2**64 - 1)
+NUMBERS = (
+    "model.hidden",
+    "model.vocabulary",
+    "model.context_length",
+    "model.layers.0.attention",
+    "model.layers.0.experts",
+    "model.attentions.0.heads",
+    "model.attentions.0.key_value_heads",
+    "model.attentions.0.head_dim",
+    "model.expert_blocks.0.experts",
+    "model.expert_blocks.0.intermediate",
+    "model.expert_blocks.0.router.top_k",
+    "layouts.0.payload_length",
+    "layouts.0.matrices.0.rows",
+    "layouts.0.matrices.0.columns",
+    "layouts.0.tensors.0.offset",
+    "graphs.0.section",
+    "graphs.0.shape_class",
+    "device_configurations.0.arena_bytes",
+    "device_configurations.0.group_size",
+    "device_configurations.0.prefetch_depth",
+)
+
+
+@pytest.mark.parametrize("path", NUMBERS)
+@pytest.mark.parametrize("value", HUGE)
+def test_huge_numbers(path: str, value: int) -> None:
+    """Digests mended: a number that means more than the file holds is refused, not computed with."""
+    draft = Draft()
+    draft.section(SectionType.MANIFEST).data = assign(path, value)
+    data = draft.seal()
+
+    def use() -> None:
+        with open_package(data) as package:
+            assert package.experts.table.ranges
+
+    if path == "device_configurations.0.arena_bytes" and value <= 1 << 44:
+        use()  # memory the device may have
+        return
+    with pytest.raises(InvalidError):
+        use()
+
+
+DEEP = b"\x81\xa4name" + b"\x91" * 100_000 + b"\xc0"
+MALFORMED = {
+    "empty": b"",
+    "cut": DATA[:-1],
+    "longer": DATA + b"\xc0",
+    "unused code": b"\xc1",
+    "array of four billion": b"\x81\xa7layouts\xdd\xff\xff\xff\xff",
+    "map of four billion": b"\xdf\xff\xff\xff\xff",
+    "text of four billion": b"\x81\xa4name\xdb\xff\xff\xff\xff",
+    "bytes of four billion": b"\x81\xaacontent_id\xc6\xff\xff\xff\xff",
+    "text that is not UTF-8": swap(b"\xa4name\xa4tiny", b"\xa4name\xa4\xff\xfe\xfd\xfc"),
+    "key that is not UTF-8": b"\x81\xa2\xff\xfe\x01",
+    "deep": DEEP,
+    "deep under an unknown key": b"\x81\xa4deep" + b"\x91" * 100_000 + b"\xc0",
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises((MalformedError, InvalidError)) as caught:
+        decode_manifest(data)
+    assert len(str(caught.value)) < 300
+
+
+def test_longer_than_its_limit() -> None:
+    with pytest.raises(LimitError):
+        decode_manifest(bytes(MAX_MANIFEST_LENGTH + 1))
+    with pytest.raises(EmoeError):
+        decode_manifest(bytes(MAX_MANIFEST_LENGTH))
+
+
+class TestContentId:
+    def content(self, draft: Draft, **changes: Any) -> bytes:
+        given: dict[str, Any] = {
+            "model": MODEL,
+            "layouts": draft.manifest.layouts,
+            "dense": RecordTable.decode(draft.section(SectionType.DENSE_TABLE).data, path=""),
+            "experts": RecordTable.decode(draft.section(SectionType.EXPERT_TABLE).data, path=""),
+            "documents": (TOKENIZER, b""),
+        }
+        return content_id(**{**given, **changes})
+
+    def test_page_size_and_codec_do_not_matter(self) -> None:
+        draft = Draft(page_shift=14)
+        draft.section(SectionType.TOKENIZER).compress()
+        draft.sections.insert(0, draft.sections.pop())
+        with open_package(draft.seal(), integrity="full") as package:
+            assert package.manifest.content_id == MANIFEST.content_id
+
+    def test_numbering_of_layouts_does_not_matter_but_their_use_does(self) -> None:
+        draft = Draft()
+        experts = RecordTable.decode(draft.section(SectionType.EXPERT_TABLE).data, path="")
+        dense = RecordTable.decode(draft.section(SectionType.DENSE_TABLE).data, path="")
+        count = len(draft.manifest.layouts)
+
+        def renumbered(table: RecordTable) -> RecordTable:
+            return replace_table(
+                table, ranges=tuple(replace(each, layout=count - 1 - each.layout) for each in table.ranges)
+            )
+
+        same = self.content(
+            draft, layouts=draft.manifest.layouts[::-1], dense=renumbered(dense), experts=renumbered(experts)
+        )
+        assert same == MANIFEST.content_id
+        assert self.content(draft, dense=renumbered(dense)) != same
+
+    def test_everything_else_matters(self) -> None:
+        draft = Draft()
+        experts = RecordTable.decode(draft.section(SectionType.EXPERT_TABLE).data, path="")
+        others = [
+            self.content(draft, model=msgspec.structs.replace(MODEL, end_tokens=(1,))),
+            self.content(draft, experts=replace_table(experts, digests=experts.digests[::-1])),
+            self.content(draft, documents=(b"", TOKENIZER)),
+            self.content(draft, documents=(b"", b"")),
+            MANIFEST.content_id,
+        ]
+        assert len(set(others)) == len(others)
+
+    def test_it_is_proven_in_full_only(self) -> None:
+        draft = Draft()
+        draft.change_manifest(content_id=bytes(32))
+        open_package(draft.seal()).close()
+        with pytest.raises(IntegrityError) as caught:
+            open_package(draft.seal(), integrity="full")
+        assert caught.value.path == "manifest.content_id"
