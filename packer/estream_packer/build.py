@@ -89,7 +89,7 @@ def build(
     progress = progress or Quiet()
     check_options(options)
     check_output(output)
-    jobs = options.jobs or len(os.sched_getaffinity(0))
+    jobs = options.jobs or os.cpu_count() or 1
     # The checkpoint is closed before the workers are awaited, which ends a long read when the build fails.
     with _workers(1) as background, _workers(jobs) as workers, open_checkpoint(source) as checkpoint:
         _check_not_input(output, source)

@@ -1,24 +1,24 @@
 """The command `estream-pack`: finds the verb, runs it, and says plainly why it failed.
 
-What a verb prints as its result goes to standard output, everything else to standard error. Exit status: 0 done,
-1 refused, 2 wrong usage, 130 or 143 interrupted.
+What a verb prints as its result goes to standard output, everything else to standard error. How it ends is
+`estream_loader.console`.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Final
 
 import click
 
+from estream_loader.console import run_command
 from estream_packer import commands
 from estream_spec import __version__
-from estream_spec.errors import EmoeError
 
-PROGRAM = "estream-pack"
+PROGRAM: Final = "estream-pack"
 
 
 class Verbs(click.Group):
@@ -46,41 +46,8 @@ def group() -> None:
     """Pack mixture-of-experts language models into one .emoe file each."""
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: what follows the program's name; None takes the process's own.
-
-    Returns:
-        The exit status.
-    """
-    try:
-        group.main(arguments, prog_name=PROGRAM, standalone_mode=False)
-    except click.exceptions.Exit as request:
-        return request.exit_code
-    except click.UsageError as error:
-        place = error.ctx.command_path if error.ctx else PROGRAM
-        return _fail(error.format_message(), f"see {place} --help", status=2)
-    except EmoeError as error:
-        return _fail(str(error), error.hint)
-    except OSError as error:
-        place = f" (at {error.filename})" if error.filename else ""
-        return _fail((error.strerror or str(error)).lower() + place)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", status=128 + signal.SIGINT)
-    return 0
-
-
 def main() -> None:
     """Entry point of the program."""
     # A polite kill ends the program as an error would, so that nothing half-written stays behind.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    sys.exit(run())
-
-
-def _fail(message: str, hint: str | None = None, status: int = 1) -> int:
-    click.echo(f"{PROGRAM}: error: {message}", err=True)
-    if hint:
-        click.echo(f"{PROGRAM}: hint: {hint}", err=True)
-    return status
+    sys.exit(run_command(group, PROGRAM))

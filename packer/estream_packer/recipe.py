@@ -149,7 +149,7 @@ def read_recipe(path: Path) -> tuple[Path, BuildOptions]:
     except UnicodeDecodeError as error:
         raise PackError("recipe is not UTF-8", path=str(path)) from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PackError(f"recipe is not TOML: {error}", path=str(path)) from error
+        raise PackError(f"recipe is not TOML: {_plain(error)}", path=str(path)) from error
     _check_keys(document, Recipe, str(path), "")
     try:
         recipe = msgspec.convert(document, Recipe)
@@ -171,7 +171,7 @@ def _check_keys(table: dict[str, Any], struct: type[Struct], path: str, place: s
             _check_keys(value, inner, path, f"{place}{key}.")
 
 
-def _plain(error: msgspec.ValidationError) -> str:
+def _plain(error: Exception) -> str:
     """What a decoder found wrong, as the end of a sentence."""
     text = str(error).replace("`", "'")
     return text[0].lower() + text[1:]

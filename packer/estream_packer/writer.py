@@ -76,15 +76,15 @@ class PackageWriter:
     def __init__(self, output: Path, page_shift: int):
         self.output, self.page_shift = output, page_shift
         self._entries: list[DirectoryEntry] = []
+        self._end = 0
         self._partial: Path | None = None
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
         check_output(self.output)
+        _remove_leavings(self.output)
         with _refused(self.output):
-            _remove_leavings(self.output)
             self._partial, self._file = _create_partial(self.output)
-            self._file.write(bytes(DATA_START))
         return self
 
     def __exit__(
@@ -92,7 +92,8 @@ class PackageWriter:
     ) -> None:
         # The name goes first: the lock must be held for as long as the file can be seen.
         if self._partial is not None:
-            self._partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # gone already, after a commit
+                self._partial.unlink()
         if self._file is not None:
             with contextlib.suppress(OSError):  # a full disk would be reported a second time, by the last flush
                 self._file.close()
@@ -110,7 +111,7 @@ class PackageWriter:
             PackError: it cannot be written.
         """
         stored, codec = _compressed(data) if compress else (data, Codec.NONE)
-        offset = self._align(MIN_SECTION_ALIGNMENT_SHIFT)
+        offset = self._begin_section(MIN_SECTION_ALIGNMENT_SHIFT)
         self._write(stored)
         self._entries.append(
             DirectoryEntry(
@@ -142,14 +143,14 @@ class PackageWriter:
         Raises:
             PackError: they cannot be written.
         """
-        offset = self._align(self.page_shift)
+        offset = self._begin_section(self.page_shift)
         checksums, digests = [], []
         for record in records:
             self._write(record.data)
             checksums.append(record.checksum)
             digests.append(record.digest)
         table = RecordTable(ranges=ranges, checksums=tuple(checksums), digests=tuple(digests))
-        length = self._position() - offset
+        length = self._end - offset
         assert length == ranges[-1].end, (length, ranges[-1])
         self._entries.append(
             DirectoryEntry(
@@ -174,7 +175,7 @@ class PackageWriter:
         """
         entries = tuple(self._entries)
         directory = encode_directory(entries)
-        offset = self._align(MIN_SECTION_ALIGNMENT_SHIFT)
+        offset = self._begin_section(MIN_SECTION_ALIGNMENT_SHIFT)
         self._write(directory)
         superblock = Superblock(
             magic=MAGIC,
@@ -189,10 +190,10 @@ class PackageWriter:
             directory_length=len(directory),
             directory_sha256=sha256(directory).digest(),
         )
-        for place in SUPERBLOCK_OFFSETS:
-            with _refused(self.output):
+        with _refused(self.output):
+            for place in SUPERBLOCK_OFFSETS:
                 self._open_file.seek(place)
-            self._write(superblock.encode())
+                self._open_file.write(superblock.encode())
         return Container(superblock, entries)
 
     def commit(self) -> None:
@@ -213,19 +214,16 @@ class PackageWriter:
         assert self._file is not None, "the writer has not been entered"
         return self._file
 
-    def _position(self) -> int:
-        return self._open_file.tell()
-
     def _write(self, data: bytes | memoryview) -> None:
         with _refused(self.output):
             self._open_file.write(data)
+        self._end += len(data)
 
-    def _align(self, shift: int) -> int:
-        """Pad with zeros to a multiple of `1 << shift`; returns the offset reached."""
-        position = self._position()
-        aligned = round_up(position, 1 << shift)
-        self._write(bytes(aligned - position))
-        return aligned
+    def _begin_section(self, shift: int) -> int:
+        """Pad with zeros to the first multiple of `1 << shift` where a section may begin; returns it."""
+        begin = round_up(max(self._end, DATA_START), 1 << shift)
+        self._write(bytes(begin - self._end))
+        return begin
 
 
 def check_output(output: Path) -> None:
@@ -275,20 +273,21 @@ def _create_partial(output: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_leavings(output: Path) -> None:
-    """Remove the partial files of this output whose writers are dead."""
+    """Remove the partial files of this output whose writers are dead, as far as that is possible."""
     prefix = f".{output.name}."
-    for path in output.parent.iterdir():
-        if path.name.startswith(prefix) and path.name.endswith(PARTIAL_SUFFIX):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+    with contextlib.suppress(OSError):
+        for path in output.parent.iterdir():
+            if path.name.startswith(prefix) and path.name.endswith(PARTIAL_SUFFIX):
+                with contextlib.suppress(OSError), path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new name in the folder last; file systems that cannot do this do it on their own."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
+    """Make a new name in the folder last, where the file system does not do so on its own."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from estream_packer.recipe import BuildOptions, check_options, read_recipe
+from estream_spec.errors import PackError
+
+WHOLE = """
+[source]
+checkpoint = "models/olmoe"
+[model]
+name = "OLMoE"
+licence = "Apache-2.0"
+[weights]
+experts = "w4g64"
+dense = "f32"
+activations = "f32"
+[package]
+page_shift = 12
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(text, encoding="utf-8")
+    return recipe
+
+
+def test_a_recipe_says_everything_and_its_paths_are_relative_to_it(tmp_path: Path) -> None:
+    checkpoint, options = read_recipe(write(tmp_path, WHOLE))
+    assert checkpoint == tmp_path / "models/olmoe"
+    assert options == BuildOptions(
+        experts="w4g64", dense="f32", activations="f32", name="OLMoE", licence="Apache-2.0", page_shift=12
+    )
+
+
+def test_what_a_recipe_leaves_out_has_the_default(tmp_path: Path) -> None:
+    checkpoint, options = read_recipe(write(tmp_path, '[source]\ncheckpoint = "/models/olmoe"'))
+    assert checkpoint == Path("/models/olmoe")
+    assert options == BuildOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ('[source]\ncheckpoint = "x"\n[wieghts]', "unknown key 'wieghts'", "did you mean 'weights'?"),
+        ('[source]\ncheckpoint = "x"\n[weights]\nexpert = "w8"', "key 'weights.expert'", "did you mean 'experts'?"),
+        ('[source]\ncheckpoint = "x"\nzzz = 1', "unknown key 'source.zzz'", "known are checkpoint"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_likely_one(tmp_path: Path, text: str, message: str, hint: str) -> None:
+    with pytest.raises(PackError, match=message) as refusal:
+        read_recipe(write(tmp_path, text))
+    assert refusal.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "missing required field 'source'"),
+        ("[source]", "missing required field 'checkpoint'"),
+        ('[source]\ncheckpoint = ""', r"\$.source.checkpoint"),
+        ('source = "x"', r"expected 'object', got 'str' - at '\$.source'"),
+        ('[source]\ncheckpoint = "x"\n[weights]\nexperts = "w5"', r"'w5' - at '\$.weights.experts'"),
+        ('[source]\ncheckpoint = "x"\n[weights]\ndense = "w4g64"', r"'w4g64' - at '\$.weights.dense'"),
+        ('[source]\ncheckpoint = "x"\n[package]\npage_shift = 11', r">= 12 - at '\$.package.page_shift'"),
+        ('[source]\ncheckpoint = "x"\n[model]\nname = ""', r"\$.model.name"),
+        ('[source]\ncheckpoint = "x"\n[model]\nname = 1', r"\$.model.name"),
+        ("[source", r"not TOML: expected '\]'"),
+        ("[a]\n[a]", "not TOML: .*line 2"),
+    ],
+)
+def test_a_faulty_recipe_is_refused_with_the_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PackError, match=message) as refusal:
+        read_recipe(write(tmp_path, text))
+    assert refusal.value.path == str(tmp_path / "recipe.toml")
+
+
+def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="cannot be read: no such file"):
+        read_recipe(tmp_path / "absent.toml")
+    (tmp_path / "recipe.toml").write_bytes(b"\xff")
+    with pytest.raises(PackError, match="not UTF-8"):
+        read_recipe(tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts": "w5"}, "option experts is 'w5': invalid enum value"),
+        ({"name": ""}, "option name is '': expected"),
+        ({"page_shift": 22}, "option page_shift is 22: expected 'int' <= 21"),
+        ({"jobs": 0}, "option jobs is 0: expected 'int' >= 1"),
+    ],
+)
+def test_options_no_package_can_be_made_with_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PackError, match=message):
+        check_options(BuildOptions(**changes))
