@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +14,20 @@ from estream_runtime.likelihood import Doubles, log_probabilities, log_softmax
 from estream_runtime.session import Session, TokenIds
 from estream_spec.errors import TrapError
 
+Advance = Callable[[int], None]
+"""Told how many more tokens have been predicted."""
 
-def token_log_likelihoods(session: Session, token_ids: TokenIds, window: int) -> Doubles:
+
+def token_log_likelihoods(
+    session: Session, token_ids: TokenIds, window: int, advance: Advance = lambda tokens: None
+) -> Doubles:
     """Natural log-probability of every token of a text but the first.
 
     Args:
         session: what predicts.
         token_ids: the text, longer than any context if need be.
         window: tokens a prediction may look back on; each window begins with the last token of the one before.
+        advance: told after each window.
 
     Returns:
         f64 `[T - 1]`.
@@ -29,7 +35,11 @@ def token_log_likelihoods(session: Session, token_ids: TokenIds, window: int) ->
     Raises:
         TrapError: a window of fewer than two tokens, fewer than two tokens, or as `Session.forward` does.
     """
-    return np.concatenate([session.log_likelihoods(each) for each in _windows(token_ids, window)])
+    found = []
+    for tokens in _windows(token_ids, window):
+        found.append(session.log_likelihoods(tokens))
+        advance(len(found[-1]))
+    return np.concatenate(found)
 
 
 def perplexity(log_likelihoods: Doubles) -> float:
@@ -68,7 +78,9 @@ class Comparison:
     other_perplexity: float
 
 
-def compare(reference: Session, other: Session, token_ids: TokenIds, window: int) -> Comparison:
+def compare(
+    reference: Session, other: Session, token_ids: TokenIds, window: int, advance: Advance = lambda tokens: None
+) -> Comparison:
     """Compare what two packages of one model predict, token by token.
 
     Args:
@@ -76,6 +88,7 @@ def compare(reference: Session, other: Session, token_ids: TokenIds, window: int
         other: a package with the same vocabulary.
         token_ids: the text.
         window: as for `token_log_likelihoods`.
+        advance: told after each window.
 
     Raises:
         TrapError: as `token_log_likelihoods` does, or the vocabularies differ.
@@ -96,6 +109,7 @@ def compare(reference: Session, other: Session, token_ids: TokenIds, window: int
             difference = max(difference, float(np.abs(first - second).max()))
             expected.append(log_probabilities(first, targets))
             found.append(log_probabilities(second, targets))
+        advance(len(tokens) - 1)
     return Comparison(
         tokens=sum(map(len, divergences)),
         mean_kl=float(np.concatenate(divergences).mean()),

@@ -14,7 +14,6 @@ import numpy as np
 from estream_loader.dense import load_record
 from estream_loader.package import Package, tensors
 from estream_runtime.backends import Array, Backend
-from estream_spec.errors import LinkError
 from estream_spec.graph_interface import MATRICES, interface, shape_class_of
 from estream_spec.manifest import GraphRole, GraphWeights, Matrix, RecordLayout
 from estream_spec.model import ModelDescription
@@ -30,36 +29,28 @@ _SIGN: Final = np.uint8(128)
 """Flipping this bit of a signed byte adds 128 to it and makes it unsigned."""
 
 
-def graph_inputs(
-    layout: RecordLayout, record: memoryview, kind_of: KindOf, scratch: Mapping[str, Array] | None = None
-) -> Feeds:
+def graph_inputs(layout: RecordLayout, record: memoryview, kind_of: KindOf, scratch: Mapping[str, Array]) -> Feeds:
     """A record's tensors as the graphs take them.
 
     Args:
         layout: what the record holds.
         record: its bytes; the inputs are views of them where nothing has to be expanded or shifted.
-        kind_of: what the graph of a role takes as matrices.
-        scratch: for each matrix, uint8 `[rows, columns]` to expand or shift into; None allocates.
-
-    Raises:
-        LinkError: a matrix is stored in a form its graph does not take.
+        kind_of: what the graph of a role takes as matrices; f32 where and only where f32 is stored, which is proven
+            when a package is opened.
+        scratch: for each quantised matrix, uint8 `[rows, columns]` to expand or shift into.
     """
     parts = tensors(layout, record)
     packed = {f"{matrix.name}.{part}" for matrix in layout.matrices for part in ("nibbles", "multipliers")}
     feeds = {name: array for name, array in parts.items() if name not in packed}
     for matrix in layout.matrices:
-        kind = kind_of(_ROLE_OF[matrix.name]) if matrix.name in _ROLE_OF else "f32"
-        if (matrix.encoding == "f32") != (kind == "f32"):
-            raise LinkError(f"matrix {matrix.name!r} is stored as {matrix.encoding}, its graph takes {kind} weights")
         if matrix.encoding != "f32":
-            out = scratch[matrix.name] if scratch else np.empty((matrix.rows, matrix.columns), np.uint8)
-            feeds[matrix.name] = _integers(matrix, parts, kind, out)
+            unsigned = kind_of(_ROLE_OF[matrix.name]) == "uint8"
+            feeds[matrix.name] = _integers(matrix, parts, unsigned, scratch[matrix.name])
     return feeds
 
 
-def _integers(matrix: Matrix, parts: Mapping[str, Array], kind: GraphWeights, out: Array) -> Array:
+def _integers(matrix: Matrix, parts: Mapping[str, Array], unsigned: bool, out: Array) -> Array:
     """A quantised matrix as int8, or that plus 128 as uint8; `out` holds it unless it can be used as stored."""
-    unsigned = kind == "uint8"
     if matrix.encoding != "w8":
         nibbles, multipliers = parts[f"{matrix.name}.nibbles"], parts[f"{matrix.name}.multipliers"]
         group = GROUP_SIZES[matrix.encoding]
@@ -90,7 +81,7 @@ def load_dense(package: Package, backend: Backend) -> DenseWeights:
 
     Raises:
         IntegrityError: a record's checksum differs or its bytes are missing.
-        LinkError: the device failed, or the backend cannot take what is stored.
+        LinkError: the device failed.
     """
     model = package.manifest.model
     layers = range(len(model.layers))
@@ -138,9 +129,6 @@ def _tied_head(package: Package, kind: GraphWeights) -> Feeds:
     place = package.dense.place(0)
     stored = tensors(place.layout, load_record(package, place))
     embedding = stored["embedding"]
-    if (embedding.dtype == np.float32) != (kind == "f32"):
-        encoding = place.layout.matrices[0].encoding
-        raise LinkError(f"the tied head is stored as {encoding}, its graph takes {kind} weights")
     head = np.ascontiguousarray(embedding.T)
     if kind == "f32":
         return {"head": head}
@@ -178,8 +166,5 @@ class ExpertWeights:
         Args:
             layer: the layer.
             record: the expert's record, in a bank that is in use.
-
-        Raises:
-            LinkError: a matrix is stored in a form its graph does not take.
         """
         return graph_inputs(self._layouts[layer], record, self._kinds[layer], self._scratch[layer])

@@ -1,0 +1,1 @@
+"""The verbs of `estream-run`, one module each."""

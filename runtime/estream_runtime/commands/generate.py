@@ -1,0 +1,72 @@
+"""`estream-run generate`: continue a text, shown as it comes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from estream_runtime.commands.options import print_json, session_options
+from estream_runtime.session import Session
+from estream_runtime.stats import Stats
+from estream_runtime.text import TextStream, encode_prompt
+
+
+@click.command()
+@session_options
+@click.option("--prompt", required=True, help="The text to continue.")
+@click.option("--max-new-tokens", type=click.IntRange(min=0), default=128, show_default=True, help="Where to stop.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the tokens that reach this sum.")
+@click.option("--seed", type=int, help="The same seed gives the same text.  [default: another every time]")
+@click.option("--json", "as_json", is_flag=True, help="Print text and figures as JSON when all is done.")
+def command(
+    session: Session,
+    prompt: str,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    """Continue a text with PACKAGE.
+
+    The text goes to standard output, what it cost to standard error.
+    """
+    tokenizer = session.package.tokenizer
+    prompt_ids = encode_prompt(session.package, prompt)
+    generation = session.generate(prompt_ids, max_new_tokens, temperature, top_p, seed)
+    stream, pieces, token_ids = TextStream(tokenizer, prompt_ids), list[str](), list[int]()
+    for token in generation:
+        token_ids.append(token)
+        if token not in session.package.manifest.model.end_tokens:
+            _show(stream.push(token), pieces, as_json)
+    _show(stream.finish(), pieces, as_json)
+    package_bytes = session.package.container.superblock.file_length
+    if as_json:
+        figures = {**asdict(generation.stats), "package_bytes": package_bytes}
+        print_json({"text": "".join(pieces), "token_ids": token_ids, "stats": figures})
+    else:
+        click.echo()
+        click.echo(_summary(generation.stats, package_bytes), err=True)
+
+
+def _show(piece: str, pieces: list[str], as_json: bool) -> None:
+    pieces.append(piece)
+    if piece and not as_json:
+        click.echo(piece.encode(), nl=False)  # UTF-8 whatever the terminal claims to be
+
+
+def _summary(stats: Stats, package_bytes: int) -> str:
+    rate = stats.decode_tokens_per_s
+    speed = "" if rate is None else f", then {rate:.1f} tokens/s"
+    share = stats.peak_arena_bytes / package_bytes
+    return (
+        f"{stats.prompt_tokens} tokens in, {stats.new_tokens} out; first token after {stats.ttft_s:.2f} s{speed}\n"
+        f"arena {_mib(stats.peak_arena_bytes)}, {share:.1%} of the package's {_mib(package_bytes)}; "
+        f"{_mib(stats.bytes_read)} of experts read in {stats.reads} reads"
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.2f} MiB"

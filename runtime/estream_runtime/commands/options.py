@@ -1,0 +1,76 @@
+"""What every verb of `estream-run` needs to open a package and a session."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import click
+
+from estream_loader import Integrity, open_package
+from estream_runtime.backends import BACKENDS
+from estream_runtime.session import Session
+
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text: str) -> int:
+    """Bytes from text: `524288`, `512K`, `8M`, `1G`; a unit is 1024 times the one before."""
+    match = re.fullmatch(r"(\d{1,15})([KMG]?)(iB)?", text, re.ASCII)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a size such as 524288, 512K or 8M")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def session_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the argument PACKAGE and the options of a session, and pass it the open session."""
+
+    @click.argument("package", type=click.Path(path_type=Path))
+    @click.option(
+        "--arena", type=size, metavar="SIZE", help="Memory for experts, such as 512K or 8M.  [default: the package's]"
+    )
+    @click.option(
+        "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True, help="What computes."
+    )
+    @click.option("--threads", type=click.IntRange(min=1), help="Threads for computing.  [default: all processors]")
+    @click.option(
+        "--integrity",
+        type=click.Choice(get_args(Integrity)),
+        default="paged",
+        show_default=True,
+        help="What is proven: the manifest, each expert as it is read, or everything before the start.",
+    )
+    @functools.wraps(verb)
+    def with_session(
+        package: Path, arena: int | None, backend: str, threads: int | None, integrity: Integrity, **rest: Any
+    ) -> None:
+        with (
+            open_package(package, integrity=integrity) as opened,
+            Session(opened, backend, arena, threads=threads) as session,
+        ):
+            verb(session, **rest)
+
+    return with_session
+
+
+@contextmanager
+def token_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar over tokens on standard error; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda tokens: bar.advance(task, tokens)
+
+
+def print_json(value: object) -> None:
+    """Print a result as JSON."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value)))
