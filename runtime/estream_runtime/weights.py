@@ -25,28 +25,39 @@ KindOf = Callable[[GraphRole], GraphWeights]
 """What the graph of a role takes as matrices."""
 
 _ROLE_OF: Final[dict[str, GraphRole]] = {name: role for role, names in MATRICES.items() for name in names}
+_PACKED: Final = (".nibbles", ".multipliers")
+"""Parts that no graph takes as they are."""
 _SIGN: Final = np.uint8(128)
 """Flipping this bit of a signed byte adds 128 to it and makes it unsigned."""
 
 
-def graph_inputs(layout: RecordLayout, record: memoryview, kind_of: KindOf, scratch: Mapping[str, Array]) -> Feeds:
-    """A record's tensors as the graphs take them.
+class Binding:
+    """How the records of one layout become graph inputs.
 
     Args:
-        layout: what the record holds.
-        record: its bytes; the inputs are views of them where nothing has to be expanded or shifted.
+        layout: what the records hold.
         kind_of: what the graph of a role takes as matrices; f32 where and only where f32 is stored, which is proven
             when a package is opened.
         scratch: for each quantised matrix, uint8 `[rows, columns]` to expand or shift into.
     """
-    parts = tensors(layout, record)
-    packed = {f"{matrix.name}.{part}" for matrix in layout.matrices for part in ("nibbles", "multipliers")}
-    feeds = {name: array for name, array in parts.items() if name not in packed}
-    for matrix in layout.matrices:
-        if matrix.encoding != "f32":
-            unsigned = kind_of(_ROLE_OF[matrix.name]) == "uint8"
-            feeds[matrix.name] = _integers(matrix, parts, unsigned, scratch[matrix.name])
-    return feeds
+
+    def __init__(self, layout: RecordLayout, kind_of: KindOf, scratch: Mapping[str, Array]):
+        self._layout = layout
+        self._quantised = [
+            (matrix, kind_of(_ROLE_OF[matrix.name]) == "uint8", scratch[matrix.name])
+            for matrix in layout.matrices
+            if matrix.encoding != "f32"
+        ]
+        self._packed = [tensor.name for tensor in layout.tensors if tensor.name.endswith(_PACKED)]
+
+    def inputs(self, record: memoryview) -> Feeds:
+        """A record's tensors as the graphs take them; views where nothing has to be expanded or shifted."""
+        feeds = tensors(self._layout, record)
+        for matrix, unsigned, out in self._quantised:
+            feeds[matrix.name] = _integers(matrix, feeds, unsigned, out)
+        for name in self._packed:
+            del feeds[name]
+        return feeds
 
 
 def _integers(matrix: Matrix, parts: Mapping[str, Array], unsigned: bool, out: Array) -> Array:
@@ -117,7 +128,7 @@ def _load(package: Package, number: int, kind_of: KindOf) -> Feeds:
     packed = {
         each.name: np.empty((each.rows, each.columns), np.uint8) for each in matrices if each.encoding in GROUP_SIZES
     }
-    feeds = graph_inputs(place.layout, record, kind_of, own | packed)
+    feeds = Binding(place.layout, kind_of, own | packed).inputs(record)
     if not packed:
         return feeds
     # Nothing may refer to a record whose nibbles have been expanded, or it would stay in memory.
@@ -145,20 +156,15 @@ class ExpertWeights:
 
     def __init__(self, package: Package, backend: Backend):
         model, experts = package.manifest.model, package.experts
-        self._layouts = tuple(experts.place(layer).layout for layer in range(len(model.layers)))
-        self._kinds = tuple(_kinds(model, backend, layer) for layer in range(len(model.layers)))
-        shapes = {(each.name, each.rows, each.columns) for layout in self._layouts for each in layout.matrices}
+        layers = range(len(model.layers))
+        layouts = [experts.place(layer).layout for layer in layers]
         sizes: dict[str, int] = {}
-        for name, rows, columns in shapes:
-            sizes[name] = max(sizes.get(name, 0), rows * columns)
+        for matrix in (matrix for layout in layouts for matrix in layout.matrices if matrix.encoding != "f32"):
+            sizes[matrix.name] = max(sizes.get(matrix.name, 0), matrix.rows * matrix.columns)
         memory = {name: np.empty(size, np.uint8) for name, size in sizes.items()}
-        self._scratch = tuple(
-            {
-                each.name: memory[each.name][: each.rows * each.columns].reshape(each.rows, -1)
-                for each in layout.matrices
-            }
-            for layout in self._layouts
-        )
+        self._bindings = [
+            Binding(layouts[layer], _kinds(model, backend, layer), _shaped(memory, layouts[layer])) for layer in layers
+        ]
 
     def bind(self, layer: int, record: memoryview) -> Feeds:
         """Inputs for one expert of a layer.
@@ -167,4 +173,13 @@ class ExpertWeights:
             layer: the layer.
             record: the expert's record, in a bank that is in use.
         """
-        return graph_inputs(self._layouts[layer], record, self._kinds[layer], self._scratch[layer])
+        return self._bindings[layer].inputs(record)
+
+
+def _shaped(memory: Mapping[str, Array], layout: RecordLayout) -> dict[str, Array]:
+    """For each quantised matrix of a layout, as much of the memory of its name as it fills."""
+    return {
+        each.name: memory[each.name][: each.rows * each.columns].reshape(each.rows, each.columns)
+        for each in layout.matrices
+        if each.encoding != "f32"
+    }

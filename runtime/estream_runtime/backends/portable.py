@@ -35,15 +35,14 @@ class PortableBackend:
     def __init__(self, graphs: Mapping[GraphKey, bytes], threads: int):
         self._graphs, self._threads = dict(graphs), threads
         self._sessions: dict[GraphKey, Any] = {}
+        self._chosen: dict[tuple[GraphRole, int], GraphWeights] = {}
 
     def weights_of(self, role: GraphRole, shape_class: int) -> GraphWeights:
         """The first of f32, int8 and uint8 that the package has and that is exact here."""
-        present = [kind for kind in _PREFERENCE if GraphKey(role, shape_class, kind) in self._graphs]
-        if not present:
-            raise LinkError(f"no graph for role {role!r}, shape class {shape_class}", path="graphs")
-        if present == ["int8", "uint8"] and not self._signed_is_exact:
-            return "uint8"
-        return present[0]
+        key = role, shape_class
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(role, shape_class)
+        return self._chosen[key]
 
     def run(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs a graph, see `Backend.run`."""
@@ -53,6 +52,15 @@ class PortableBackend:
         """Ends all sessions and their threads."""
         self._graphs.clear()
         self._sessions.clear()
+        self._chosen.clear()
+
+    def _choose(self, role: GraphRole, shape_class: int) -> GraphWeights:
+        present = [kind for kind in _PREFERENCE if GraphKey(role, shape_class, kind) in self._graphs]
+        if not present:
+            raise LinkError(f"no graph for role {role!r}, shape class {shape_class}", path="graphs")
+        if present == ["int8", "uint8"] and not self._signed_is_exact:
+            return "uint8"
+        return present[0]
 
     def _run(self, key: GraphKey, feeds: Mapping[str, Array]) -> dict[str, Array]:
         session = self._session(key)
