@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from estream_loader import open_package
+from estream_loader.console import run_command
+from estream_packer.cli import PROGRAM, group
+from fixtures.olmoe import CheckpointFactory
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """`run(*arguments)`: exit status, standard output and standard error of `estream-pack`."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        status = run_command(group, PROGRAM, [str(argument) for argument in arguments])
+        return status, *capfd.readouterr()
+
+    return call
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_build_packs_a_checkpoint_and_says_where_the_bytes_went(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run
+) -> None:
+    output = tmp_path / "model.emoe"
+    status, out, err = run("build", olmoe_checkpoint("base"), "-o", output)
+    assert (status, err) == (0, "")
+    with open_package(output, integrity="full") as package:
+        assert f"file id {package.file_id.hex()}" in out
+    assert f"{output.stat().st_size:,}" in out
+    assert f"wrote {output}" in out
+    for word in ("embedding", "attention", "router", "experts", "head", "bits per weight", "record padding", "MB/s"):
+        assert word in out
+
+
+def test_json_is_the_whole_output_and_adds_up(tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run) -> None:
+    output = tmp_path / "model.emoe"
+    status, out, _ = run("build", olmoe_checkpoint("base"), "-o", output, "--json", "--experts", "w8", "--dense", "f32")
+    result = json.loads(out)
+    assert status == 0
+    assert result["output"] == str(output)
+    assert sum(result["summary"]["space"].values()) == result["summary"]["file_length"] == output.stat().st_size
+    assert {role["role"]: role["bits_per_weight"] for role in result["summary"]["roles"]}["head"] == 32
+
+
+def test_a_recipe_and_the_same_flags_give_the_same_package(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run
+) -> None:
+    (tmp_path / "checkpoint").symlink_to(olmoe_checkpoint("base"))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[source]\ncheckpoint = "checkpoint"\n[model]\nname = "Tiny"\nlicence = "MIT"\n'
+        '[weights]\nexperts = "w4g64"\ndense = "w4g32"\nactivations = "f32"\n'
+    )
+    assert run("build", recipe, "-o", tmp_path / "recipe.emoe", "--jobs", "3", "--json")[0] == 0
+    flags = ["--experts", "w4g64", "--dense", "w4g32", "--activations", "f32", "--name", "Tiny", "--licence", "MIT"]
+    assert run("build", tmp_path / "checkpoint", "-o", tmp_path / "flags.emoe", *flags)[0] == 0
+    assert (tmp_path / "recipe.emoe").read_bytes() == (tmp_path / "flags.emoe").read_bytes()
+
+
+def test_a_recipe_is_never_overruled_and_never_replaced(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'[source]\ncheckpoint = "{olmoe_checkpoint("base")}"\n')
+    status, _, err = run("build", recipe, "-o", tmp_path / "model.emoe", "--experts", "f32", "--name", "x")
+    assert status == 2
+    assert "error: --experts, --name cannot be given with a recipe" in err
+    status, _, err = run("build", recipe, "-o", recipe)
+    assert (status, "output is the recipe" in err) == (1, True)
+    assert names(tmp_path) == ["recipe.toml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "missing argument 'source'"),
+        (["."], "missing option '-o'"),
+        ([".", "-o", "x.emoe", "--experts", "w5"], "'w5' is not one of 'f32', 'w8', 'w4g32', 'w4g64'"),
+        ([".", "-o", "x.emoe", "--dense", "w4g64"], "'w4g64' is not one of"),
+        ([".", "-o", "x.emoe", "--jobs", "0"], "0 is not in the range"),
+        ([".", "-o", "x.emoe", "--fast"], "no such option"),
+    ],
+)
+def test_wrong_usage_exits_with_2(run: Run, arguments: list[str], message: str) -> None:
+    status, out, err = run("build", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("estream-pack: error: ")
+    assert message in err.lower()
+    assert "estream-pack: hint: see 'estream-pack build --help'" in err
+
+
+def test_a_refusal_exits_with_1_and_says_what_to_do(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run
+) -> None:
+    source = olmoe_checkpoint("base")
+    for arguments, message, hint in (
+        ((tmp_path / "absent", "-o", tmp_path / "x.emoe"), "folder cannot be read", "download it first"),
+        ((source, "-o", tmp_path), "output is a folder", "give the name of the .emoe file"),
+        ((source, "-o", tmp_path / "absent" / "x.emoe"), "no such file or directory", "make the folder first"),
+        ((source, "-o", source / "config.json"), "output is a file of the checkpoint", "give another name"),
+    ):
+        status, out, err = run("build", *arguments)
+        assert (status, out) == (1, "")
+        error_line, hint_line = err.splitlines()
+        assert error_line.startswith("estream-pack: error: ")
+        assert message in error_line
+        assert hint_line.startswith("estream-pack: hint: ")
+        assert hint in hint_line
+    assert names(tmp_path) == []
+
+
+def test_a_limit_on_file_size_is_a_plain_error(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+from estream_packer.cli import main
+main()
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code, "build", str(olmoe_checkpoint("base")), "-o", str(tmp_path / "model.emoe")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("estream-pack: error: package cannot be written: file too large")
+    assert "Traceback" not in process.stderr
+    assert names(tmp_path) == []
+
+
+def test_every_verb_is_a_command_that_the_help_lists(run: Run) -> None:
+    status, out, _ = run("--help")
+    verbs = group.list_commands(click.Context(group))
+    assert status == 0
+    assert {"build", "sample"} <= set(verbs)
+    for verb in verbs:
+        assert f"  {verb} " in out
+        assert run(verb, "--help")[0] == 0
+
+
+def test_an_unknown_verb_is_wrong_usage(run: Run) -> None:
+    status, _, err = run("bild")
+    assert (status, "bild" in err, "estream-pack --help" in err) == (2, True, True)
