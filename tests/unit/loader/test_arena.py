@@ -1,0 +1,55 @@
+"""Banks go round in one way only."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from estream_loader.arena import Arena, BankState
+from estream_spec.errors import LinkError
+
+ROUND = [BankState.FILLING, BankState.READY, BankState.IN_USE, BankState.AVAILABLE]
+WAYS = {
+    BankState.AVAILABLE: [],
+    BankState.FILLING: ROUND[:1],
+    BankState.READY: ROUND[:2],
+    BankState.IN_USE: ROUND[:3],
+}
+ALLOWED = {*zip([BankState.AVAILABLE, *ROUND[:3]], ROUND, strict=True), (BankState.FILLING, BankState.AVAILABLE)}
+
+
+@pytest.mark.parametrize(("start", "end"), list(product(BankState, BankState)))
+def test_states(start: BankState, end: BankState) -> None:
+    bank = Arena(1, 4096).banks[0]
+    for state in WAYS[start]:
+        bank.move(state)
+    if (start, end) in ALLOWED:
+        bank.move(end)
+        assert bank.state is end
+    else:
+        with pytest.raises(AssertionError, match=r"bank 0 from .* to"):
+            bank.move(end)
+
+
+def test_banks_are_apart_and_aligned() -> None:
+    arena = Arena(3, 8192)
+    assert arena.length == 3 * 8192
+    for bank in arena.banks:
+        bank.memory[:] = bytes([bank.index + 1]) * 8192
+    assert [set(bank.memory) for bank in arena.banks] == [{1}, {2}, {3}]
+
+
+def test_taking_another_group_voids_earlier_bindings() -> None:
+    bank = Arena(1, 4096).banks[0]
+    assert (bank.group, bank.epoch) == (None, 0)
+    bank.take((0, 1))
+    bank.loaded.add(4)
+    bank.take((1, 0))
+    assert (bank.group, bank.epoch, bank.loaded) == ((1, 0), 2, set())
+
+
+@pytest.mark.parametrize("length", [1 << 62, 1 << 64, 0])
+def test_memory_that_cannot_be_had(length: int) -> None:
+    with pytest.raises(LinkError, match=f"cannot allocate an arena of {length} bytes"):
+        Arena(1, length)

@@ -1,0 +1,71 @@
+"""Dense weights: whole records, and embedding rows read one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from estream_loader import open_package
+from estream_loader.dense import EmbeddingRows, load_record
+from estream_loader.package import tensors
+from estream_spec.errors import IntegrityError
+from estream_spec.weights import Encoding
+from fixtures.packages import ENCODINGS, Draft
+from fixtures.sources import CountingSource
+
+ENCODING: tuple[Encoding, ...] = ("f32", "w8")
+
+
+def test_record_in_memory_of_its_own() -> None:
+    data = Draft().seal()
+    with open_package(data) as package:
+        place = package.dense.place(2)
+        record = load_record(package, place)
+    assert record == data[place.offset : place.offset + place.length]
+    assert np.frombuffer(record, np.uint8).ctypes.data % 4096 == 0
+
+
+@pytest.mark.parametrize("encoding", ENCODING)
+def test_rows_are_those_of_the_whole_embedding(encoding: Encoding) -> None:
+    with open_package(Draft(encodings={**ENCODINGS, "embedding": encoding}).seal()) as package:
+        views = tensors(package.dense.place(0).layout, load_record(package, package.dense.place(0)))
+        whole = views["embedding"].astype(np.float32)
+        if encoding == "w8":
+            whole *= views["embedding.scale"][:, None]
+        rows = EmbeddingRows(package)
+        for ids in ([0], [15], [3, 3, 0, 15, 1]):
+            gathered = rows.gather(np.array(ids))
+            assert gathered.dtype == np.float32
+            np.testing.assert_array_equal(gathered, whole[ids])
+
+
+def test_only_the_rows_asked_for_are_read() -> None:
+    source = CountingSource(Draft().seal())
+    with open_package(source) as package:
+        rows = EmbeddingRows(package)
+        place = package.dense.place(0)
+        source.reads.clear()
+        rows.gather(np.array([5, 2]))
+    assert source.reads == [(place.offset + 5 * 32, 32), (place.offset + 2 * 32, 32)]
+
+
+def test_embedding_is_proven_before_its_first_row() -> None:
+    data = bytearray(Draft().seal())
+    with open_package(bytes(data)) as package:
+        place = package.dense.place(0)
+    data[place.offset + 200] ^= 1
+    with open_package(bytes(data)) as package, pytest.raises(IntegrityError, match="record has checksum") as caught:
+        EmbeddingRows(package)
+    assert (caught.value.path, caught.value.offset) == ("dense[0][0]", place.offset)
+    with open_package(bytes(data), integrity="open") as package:
+        EmbeddingRows(package).gather(np.array([1]))
+
+
+def test_damaged_dense_record() -> None:
+    data = bytearray(Draft().seal())
+    with open_package(bytes(data)) as package:
+        place = package.dense.place(3)
+    data[place.offset + place.length - 1] ^= 1
+    with open_package(bytes(data)) as package, pytest.raises(IntegrityError) as caught:
+        load_record(package, package.dense.place(3))
+    assert caught.value.path == "dense[3][0]"
