@@ -277,7 +277,7 @@ def test_few_records_are_in_memory_at_a_time(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, begun, in_flight = Watch(), count(1), []
-    make = build_module.assemble
+    make = assemble.assemble
 
     def counted(*arguments: Any) -> PackedRecord:
         in_flight.append(next(begun) - watch.calls)
