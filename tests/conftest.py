@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from estream_packer.build import build
+from estream_packer.recipe import BuildOptions
 from fixtures.olmoe import CheckpointFactory, VariantName, write_checkpoint
+from fixtures.packed import PackageFactory
 from fixtures.reference import Reference, ReferenceLoader, reference_path
 
 
@@ -20,6 +23,22 @@ def olmoe_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointFact
         return folder if folder.exists() else write_checkpoint(folder, variant, shards)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory, olmoe_checkpoint: CheckpointFactory) -> PackageFactory:
+    """`packed(variant, options=None)`: a package of a tiny OLMoE checkpoint, shared by all tests of the session."""
+    root = tmp_path_factory.mktemp("packed")
+    made: dict[tuple[VariantName, BuildOptions], Path] = {}
+
+    def pack(variant: VariantName = "base", options: BuildOptions | None = None) -> Path:
+        key = variant, options or BuildOptions()
+        if key not in made:
+            made[key] = root / f"{len(made)}-{variant}.emoe"
+            build(olmoe_checkpoint(variant), made[key], key[1])
+        return made[key]
+
+    return pack
 
 
 @pytest.fixture(scope="session")
