@@ -1,4 +1,4 @@
-"""Unquantised packages compute what Hugging Face transformers computes: the same experts, weights, logits and tokens."""
+"""Unquantised packages compute what Hugging Face transformers does: the same experts, weights, logits and tokens."""
 
 from __future__ import annotations
 
