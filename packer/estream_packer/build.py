@@ -85,8 +85,7 @@ def build(
         PackError: the checkpoint, the options or the output is refused.
     """
     begun = time.perf_counter()
-    options = options or BuildOptions()
-    progress = progress or Quiet()
+    options, progress = options or BuildOptions(), progress or Quiet()
     check_options(options)
     check_output(output)
     jobs = options.jobs or os.cpu_count() or 1
@@ -97,6 +96,7 @@ def build(
         weights = family.weights(family.describe(checkpoint.config, checkpoint.generation_config))
         weights.check(checkpoint)
         plan = plan_package(weights.model, options)
+        documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = [
             build_graph(graph.role, weights.model, graph.shape_class, graph.weights, graph.activations)
             for graph in plan.graphs
@@ -105,25 +105,16 @@ def build(
         source_bytes = sum(_length(checkpoint, each) for each in weights.sources())
         progress.begin("packing", source_bytes)
         with PackageWriter(output, options.page_shift) as writer:
-            dense_tasks, expert_tasks = (
-                _dense_tasks(checkpoint, weights, plan),
-                _expert_tasks(checkpoint, weights, plan),
-            )
-            dense = writer.add_records(SectionType.DENSE, plan.dense, _made(dense_tasks, workers, jobs, progress))
-            experts = writer.add_records(
-                SectionType.EXPERTS, plan.experts, _made(expert_tasks, workers, jobs, progress)
-            )
+            dense_records = _made(_dense_tasks(checkpoint, weights, plan), workers, jobs, progress)
+            dense = writer.add_records(SectionType.DENSE, plan.dense, dense_records)
+            expert_records = _made(_expert_tasks(checkpoint, weights, plan), workers, jobs, progress)
+            experts = writer.add_records(SectionType.EXPERTS, plan.experts, expert_records)
             writer.add(SectionType.DENSE_TABLE, dense.encode())
             writer.add(SectionType.EXPERT_TABLE, experts.encode())
-            for graph, data in zip(plan.graphs, graphs, strict=True):
-                writer.add(SectionType.GRAPH, data, graph.section, compress=True)
-            tokenizer, template = checkpoint.tokenizer or b"", (checkpoint.chat_template or "").encode()
-            for section_type, document in ((SectionType.TOKENIZER, tokenizer), (SectionType.CHAT_TEMPLATE, template)):
-                if document:
-                    writer.add(section_type, document, compress=True)
+            _add_documents(writer, plan, graphs, documents)
             manifest = Manifest(
                 name=options.name or weights.model.family,
-                content_id=content_id(weights.model, plan.layouts, dense, experts, (tokenizer, template)),
+                content_id=content_id(weights.model, plan.layouts, dense, experts, documents),
                 model=weights.model,
                 layouts=plan.layouts,
                 graphs=plan.graphs,
@@ -152,6 +143,23 @@ def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _utf8(text: str, what: str) -> bytes:
+    """A text's bytes; JSON can spell characters that have none."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise PackError(f"{what} has {error.object[error.start]!r}, which is no character") from None
+
+
+def _add_documents(writer: PackageWriter, plan: Plan, graphs: Iterable[bytes], documents: tuple[bytes, bytes]) -> None:
+    """Write the graphs, then tokenizer and chat template where there are any."""
+    for graph, data in zip(plan.graphs, graphs, strict=True):
+        writer.add(SectionType.GRAPH, data, graph.section, compress=True)
+    for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
+        if document:
+            writer.add(section_type, document, compress=True)
 
 
 def _check_not_input(output: Path, source: Path) -> None:

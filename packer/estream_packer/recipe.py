@@ -126,11 +126,12 @@ def check_options(options: BuildOptions) -> None:
         PackError: an option has a value that is not allowed.
     """
     for field in msgspec.structs.fields(options):
+        value = getattr(options, field.name)
         try:
-            msgspec.convert(getattr(options, field.name), field.type)
-        except msgspec.ValidationError as error:
-            message = f"option {field.name} is {getattr(options, field.name)!r}: {_plain(error)}"
-            raise PackError(message) from None
+            msgspec.convert(value, field.type)
+            msgspec.msgpack.encode(value)
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            raise PackError(f"option {field.name} is {value!r}: {_plain(error)}") from None
 
 
 def read_recipe(path: Path) -> tuple[Path, BuildOptions]:

@@ -357,6 +357,13 @@ def test_an_option_no_package_can_have_is_refused(tmp_path: Path, olmoe_checkpoi
     refused(olmoe_checkpoint("base"), tmp_path / "out" / "model.emoe", "option name", BuildOptions(name="x" * 129))
 
 
+def test_a_chat_template_that_is_no_text_is_refused(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+    source = tmp_path / "checkpoint"
+    shutil.copytree(olmoe_checkpoint("base"), source)
+    write_json(source / "tokenizer_config.json", {"chat_template": "\ud800"})
+    refused(source, tmp_path / "out" / "model.emoe", r"chat template has '\\ud800', which is no character")
+
+
 @pytest.mark.parametrize("link", [None, os.link, os.symlink])
 def test_an_output_that_is_a_file_of_the_checkpoint_is_refused(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, link: Callable[[Path, Path], None] | None

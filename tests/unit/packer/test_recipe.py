@@ -92,6 +92,7 @@ def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     [
         ({"experts": "w5"}, "option experts is 'w5': invalid enum value"),
         ({"name": ""}, "option name is '': expected"),
+        ({"licence": "\udc80"}, "option licence is .*surrogates not allowed"),
         ({"page_shift": 22}, "option page_shift is 22: expected 'int' <= 21"),
         ({"jobs": 0}, "option jobs is 0: expected 'int' >= 1"),
     ],
