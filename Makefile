@@ -1,0 +1,46 @@
+# Everything here works on a machine that has just make and Python 3.11 or newer: the first call sets up .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEMO := build/demo
+PACKAGE := $(DEMO)/sample.emoe
+
+.PHONY: help demo test lint check clean
+
+help:
+	@echo "make demo   pack the sample model and generate text with it, through an arena far smaller than the package"
+	@echo "make test   run the tests"
+	@echo "make check  formatting, lint, types, import rules, then the tests"
+	@echo "make clean  remove what these made"
+
+demo: $(INSTALLED)
+	@rm -rf $(DEMO) && mkdir -p $(DEMO)
+	$(BIN)/estream-pack sample $(DEMO)/checkpoint
+	$(BIN)/estream-pack build $(DEMO)/checkpoint -o $(PACKAGE)
+	$(BIN)/estream-pack inspect $(PACKAGE)
+	$(BIN)/estream-pack verify $(PACKAGE)
+	$(BIN)/estream-run generate $(PACKAGE) --arena 256K --max-new-tokens 60 --prompt "It was a fine morning, and"
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+clean:
+	rm -rf $(VENV) build
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed, and $(PYTHON) is not: name one with make PYTHON=..." >&2; exit 1; }
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
