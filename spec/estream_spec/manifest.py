@@ -123,8 +123,8 @@ class DeviceConfiguration(Described, frozen=True, kw_only=True):
     prefetch_depth: Annotated[int, Meta(ge=0, le=limits.MAX_EXPERTS)]
 
 
-class SourceFile(Described, frozen=True, kw_only=True):
-    """A file the package was made from."""
+class Source(Described, frozen=True, kw_only=True):
+    """A file the package was made from, or, as `tensors`, all tensors of the checkpoint together."""
 
     name: Text
     length: Offset
@@ -137,12 +137,12 @@ class Provenance(Described, frozen=True, kw_only=True):
     Attributes:
         writer: name and version of the program that wrote it.
         licence: SPDX expression of the weights' licence; empty where it is not known.
-        sources: the checkpoint's files, by name.
+        sources: the checkpoint's documents by name, then its tensors.
     """
 
     writer: Name
     licence: Text = ""
-    sources: Annotated[tuple[SourceFile, ...], Meta(max_length=limits.MAX_SOURCES)] = ()
+    sources: Annotated[tuple[Source, ...], Meta(max_length=limits.MAX_SOURCES)] = ()
 
 
 class Manifest(Described, frozen=True, kw_only=True):

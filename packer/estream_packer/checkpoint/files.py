@@ -7,12 +7,14 @@ process, where a read returns an error that can be told.
 from __future__ import annotations
 
 import os
-from hashlib import sha256
 from pathlib import Path
 from stat import S_ISREG
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from estream_spec.errors import PackError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 _STEP = 1 << 20
 """Bytes read at a time where a file is only passed through."""
@@ -88,19 +90,17 @@ class InputFile:
         self.read_into(memoryview(data), 0)
         return bytes(data)
 
-    def sha256(self) -> bytes:
-        """SHA-256 of the file, read through a small buffer.
+    def update(self, digest: Hash, begin: int, end: int) -> None:
+        """Feed the bytes from `begin` to `end` to a digest, through a small buffer.
 
         Raises:
             PackError: the file cannot be read.
         """
-        digest = sha256()
-        buffer = memoryview(bytearray(_STEP))
-        for offset in range(0, self.length, _STEP):
-            step = buffer[: min(_STEP, self.length - offset)]
+        buffer = memoryview(bytearray(min(_STEP, end - begin)))
+        for offset in range(begin, end, _STEP):
+            step = buffer[: min(_STEP, end - offset)]
             self.read_into(step, offset)
             digest.update(step)
-        return digest.digest()
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final, Self
@@ -22,7 +23,7 @@ from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import SafetensorsFile
 from estream_spec import limits
 from estream_spec.errors import PackError
-from estream_spec.manifest import SourceFile
+from estream_spec.manifest import Source
 
 CONFIG: Final = "config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
@@ -31,6 +32,8 @@ TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+TENSORS: Final = "tensors"
+"""What the provenance calls all tensors together."""
 
 DOCUMENTS: Final = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX)
 """Files that are read where they exist, besides the weights."""
@@ -58,7 +61,8 @@ class Checkpoint:
             PackError: a document cannot be read or understood.
         """
         self.folder = folder
-        self._files = {**documents, **{name: shard.file for name, shard in shards.items()}}
+        self._documents = {name: file for name, file in documents.items() if name != INDEX}
+        self._files = (*documents.values(), *(shard.file for shard in shards.values()))
         self._shard_of = {name: shard for shard in shards.values() for name in shard.tensors}
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {name: shard.tensors[name] for name, shard in self._shard_of.items()}
@@ -78,7 +82,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Give all descriptors back."""
-        for file in self._files.values():
+        for file in self._files:
             file.close()
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
@@ -91,14 +95,26 @@ class Checkpoint:
             raise PackError(f"checkpoint has no tensor {name!r}", path=str(self.folder))
         return self._shard_of[name].read(name, rows)
 
-    def sources(self) -> tuple[SourceFile, ...]:
-        """Name, length and SHA-256 of every file that counts, by name. Reads them all.
+    def sources(self) -> tuple[Source, ...]:
+        """Name, length and SHA-256 of every document by name, and of all tensors together as `tensors`. Reads them all.
+
+        The tensors' digest is the same however many files they are spread over. Spec: FORMAT.md section 6.9.
 
         Raises:
             PackError: a file cannot be read.
         """
-        files = sorted(self._files.items())
-        return tuple(SourceFile(name=name, length=file.length, sha256=file.sha256()) for name, file in files)
+        found = []
+        for name, file in sorted(self._documents.items()):
+            digest = sha256()
+            file.update(digest, 0, file.length)
+            found.append(Source(name=name, length=file.length, sha256=digest.digest()))
+        digest, length = sha256(), 0
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name]
+            digest.update(f"{name}\0{tensor.dtype}\0{','.join(map(str, tensor.shape))}\n".encode())
+            self._shard_of[name].file.update(digest, tensor.begin, tensor.end)
+            length += tensor.end - tensor.begin
+        return (*found, Source(name=TENSORS, length=length, sha256=digest.digest()))
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

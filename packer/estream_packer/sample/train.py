@@ -9,7 +9,8 @@ tokenizer's nor the model's: `the-war-of-the-worlds.txt` and the last tenth of `
 text on which bits per byte are reported.
 
 The learning rate follows the clock and not the step count, so that a slow or busy machine still ends with a model
-whose rate has decayed to nothing. Two runs therefore differ in the last digits; the model card records what this run did.
+whose rate has decayed to nothing. Two runs therefore differ in the last digits; the model card
+records what this run did.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         step += 1
         if step % 50 == 0:
-            print(f"step {step} minute {spent * arguments.minutes:.1f} loss {float(loss):.3f} lr {rate:.1e}", flush=True)
+            minute = spent * arguments.minutes
+            print(f"step {step} minute {minute:.1f} loss {float(loss):.3f} rate {rate:.1e}", flush=True)
         if spent - saved > 0.12:  # a stopped run still leaves a model
             saved = spent
             weights = {name: value.clone() for name, value in model.state_dict().items()}

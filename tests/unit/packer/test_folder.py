@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from estream_packer.checkpoint import open_checkpoint
 from estream_spec.errors import PackError
@@ -117,11 +117,7 @@ def test_weight_files_beside_the_index_are_never_opened(folder: Path) -> None:
         (folder / name).write_bytes(b"not weights at all")
     with open_checkpoint(folder) as checkpoint:
         assert sorted(checkpoint.tensors) == ["a", "b", "c", "d", "e"]
-        assert {source.name for source in checkpoint.sources()} == {
-            *SHARDS,
-            "config.json",
-            "model.safetensors.index.json",
-        }
+        assert [source.name for source in checkpoint.sources()] == ["config.json", "tensors"]
 
 
 @pytest.mark.parametrize("name", ["../w.safetensors", "/etc/passwd", "x/../../w", "", "a\\b", "a\0b", 3, None])
@@ -195,10 +191,12 @@ def test_sources_tell_length_and_digest(single: Path) -> None:
     (single / "README.md").write_text("not a source")
     with open_checkpoint(single) as checkpoint:
         sources = {source.name: source for source in checkpoint.sources()}
-        assert list(sources) == ["config.json", "model.safetensors", "tokenizer.json"]
-        for name, source in sources.items():
+        assert list(sources) == ["config.json", "tokenizer.json", "tensors"]
+        for name in ("config.json", "tokenizer.json"):
             data = (single / name).read_bytes()
-            assert (source.length, source.sha256) == (len(data), sha256(data).digest())
+            assert (sources[name].length, sources[name].sha256) == (len(data), sha256(data).digest())
+        tensors = load_file(single / "model.safetensors")
+        assert sources["tensors"].length == sum(tensor.nbytes for tensor in tensors.values())
         assert checkpoint.tokenizer == b"x" * 3_000_000
 
 

@@ -175,7 +175,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "6.6": manifest.Graph,
     "6.7": manifest.DeviceConfiguration,
     "6.8": manifest.Provenance,
-    "6.9": manifest.SourceFile,
+    "6.9": manifest.Source,
     "8.1": model.ModelDescription,
     "8.2": model.Layer,
     "8.3": model.Attention,

@@ -8,7 +8,7 @@ from estream_loader import open_package
 from estream_spec import limits
 from estream_spec.constants import SectionType
 from estream_spec.errors import InvalidError, LimitError
-from estream_spec.manifest import SourceFile
+from estream_spec.manifest import Source
 from estream_spec.records import DirectoryEntry
 from fixtures.packages import Draft, Section
 
@@ -42,7 +42,7 @@ def test_text_at_the_limit() -> None:
 
 def test_sources_at_the_limit() -> None:
     draft = Draft()
-    sources = tuple(SourceFile(name=f"s{n}", length=1, sha256=bytes(32)) for n in range(limits.MAX_SOURCES + 1))
+    sources = tuple(Source(name=f"s{n}", length=1, sha256=bytes(32)) for n in range(limits.MAX_SOURCES + 1))
     provenance = draft.manifest.provenance
     draft.change_manifest(provenance=type(provenance)(writer="t", sources=sources[:-1]))
     open_package(draft.seal()).close()
