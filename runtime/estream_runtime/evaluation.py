@@ -99,10 +99,10 @@ def compare(
     divergences, agreements, expected, found = [], [], [], []
     difference = 0.0
     for tokens in _windows(token_ids, window):
-        logits = reference.forward(tokens[:-1]), other.forward(tokens[:-1])
+        logits = reference.forward(tokens), other.forward(tokens)
         for start in range(0, len(tokens) - 1, ROW_BLOCK):
-            first, second = (each[start : start + ROW_BLOCK] for each in logits)
-            targets = tokens[start + 1 : start + 1 + len(first)]
+            targets = tokens[start + 1 : start + 1 + ROW_BLOCK]
+            first, second = (each[start : start + len(targets)] for each in logits)
             given, other_given = log_softmax(first), log_softmax(second)
             divergences.append(np.sum(np.exp(given) * (given - other_given), axis=-1))
             agreements.append(first.argmax(axis=-1) == second.argmax(axis=-1))
