@@ -1,0 +1,135 @@
+"""`estream-pack inspect`: show what a package says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from estream_packer.inspection import Inspection
+
+
+@click.command(short_help="Show what a package holds.")
+@click.argument("package", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(package: Path, as_json: bool) -> None:
+    """Show what PACKAGE says of itself: identity, model, weights, sections, records, graphs, provenance.
+
+    Only its tables are read, however large it is; `validate` and `verify` say whether the rest is sound.
+    """
+    import msgspec
+
+    from estream_loader import open_package
+    from estream_packer.inspection import inspect_package
+
+    with open_package(package) as opened:
+        found = inspect_package(opened)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+    else:
+        _show(found)
+
+
+def _show(found: Inspection) -> None:
+    from rich.console import Console
+
+    from estream_packer.summary import summary_tables
+
+    identity = {
+        "model": found.name,
+        "file id": found.file_id,
+        "content id": found.content_id,
+        "format": f"{found.format}, pages of {found.page_size:,} bytes",
+        "written by": found.writer,
+        "licence": found.licence or "not stated",
+        **{f"made from {source.name}": f"{source.length:,} bytes, {source.sha256[:16]}…" for source in found.sources},
+        **{f"extension {name}": "" for name in found.extensions},
+        **{f"notice {number}": text for number, text in enumerate(found.notices, 1)},
+    }
+    _show_pairs(identity)
+    _show_pairs(found.model)
+    console = Console(highlight=False)
+    tables = (
+        *summary_tables(found.summary),
+        _sections(found),
+        _records(found),
+        _graphs(found),
+        _configurations(found),
+    )
+    for table in tables:
+        console.print(table)
+        console.print()
+
+
+def _table(headings: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """A plain table; the columns named in `numbers` are set to the right."""
+    from rich.table import Table
+
+    table = Table(box=None)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
+    return table
+
+
+def _show_pairs(pairs: dict[str, str]) -> None:
+    """Print names and values, never broken over lines, so that ids can be copied."""
+    from estream_packer.inspection import printable
+
+    width = max(map(len, pairs))
+    for name, value in pairs.items():
+        click.echo(printable(f" {name:<{width}}  {value}".rstrip()))
+    click.echo()
+
+
+def _sections(found: Inspection) -> Table:
+    table = _table(("section", "offset", "stored", "length", "codec", "share"), ("offset", "stored", "length", "share"))
+    padding = sum(extent.stored_length for extent in found.extents if extent.name == "padding")
+    for extent in found.extents:
+        if extent.name == "padding":
+            continue
+        sizes = f"{extent.offset:,}", f"{extent.stored_length:,}", f"{extent.length:,}"
+        table.add_row(extent.name, *sizes, extent.codec, f"{extent.share:.1%}")
+    table.add_row("padding between them", "", f"{padding:,}", "", "", f"{padding / found.summary.file_length:.1%}")
+    total = sum(extent.stored_length for extent in found.extents)
+    table.add_row("package", "", f"{total:,}", "", "", f"{total / found.summary.file_length:.1%}")
+    return table
+
+
+def _records(found: Inspection) -> Table:
+    table = _table(("records", "count", "bytes each", "padding", "matrices"), ("count", "bytes each", "padding"))
+    for group in found.records:
+        row = f"{group.count:,}", f"{group.record_length:,}", f"{group.padding_share:.1%}"
+        table.add_row(group.section, *row, ", ".join(group.matrices))
+    return table
+
+
+def _graphs(found: Inspection) -> Table:
+    sizes = {extent.name: extent.length for extent in found.extents}
+    table = _table(
+        ("graph", "role", "shape class", "weights", "activations", "target", "bytes"), ("shape class", "bytes")
+    )
+    for graph in found.graphs:
+        length = sizes[f"graph {graph.section}"]
+        kinds = graph.weights, graph.activations, graph.target
+        table.add_row(str(graph.section), graph.role, str(graph.shape_class), *kinds, f"{length:,}")
+    return table
+
+
+def _configurations(found: Inspection) -> Table:
+    from rich.text import Text
+
+    from estream_packer.inspection import printable
+
+    table = _table(
+        ("device configuration", "arena bytes", "group size", "prefetch depth"),
+        ("arena bytes", "group size", "prefetch depth"),
+    )
+    for choice in found.device_configurations:
+        sizes = f"{choice.arena_bytes:,}", str(choice.group_size), str(choice.prefetch_depth)
+        table.add_row(Text(printable(choice.name)), *sizes)
+    return table

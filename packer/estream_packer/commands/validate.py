@@ -1,0 +1,60 @@
+"""`estream-pack validate`: say whether a package obeys the format, and if not, which way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Check a package's structure.")
+@click.argument("package", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@click.pass_context
+def command(context: click.Context, package: Path, as_json: bool) -> None:
+    """Check the structure of PACKAGE: superblocks, directory, manifest, tables, every section but the weights, padding.
+
+    Prints `valid` and what is odd, or fails with the class of the refusal: malformed, invalid, integrity, unsupported,
+    limit, or link where there is no such file. Weights are not read; `verify` reads them.
+    """
+    import msgspec
+
+    from estream_spec.errors import EmoeError
+
+    try:
+        notices = _notices(package)
+    except EmoeError as error:
+        if not as_json:
+            click.echo(f"refused: {error.slug}")
+            raise
+        verdict = {"valid": False, "class": error.slug, "message": error.message, "path": error.path}
+        _print(msgspec.json.encode({**verdict, "offset": error.offset, "hint": error.hint, "notices": []}))
+        context.exit(1)
+    if as_json:
+        verdict = {"valid": True, "class": None, "message": None, "path": None}
+        _print(msgspec.json.encode({**verdict, "offset": None, "hint": None, "notices": notices}))
+        return
+    click.echo("valid")
+    for notice in notices:
+        click.echo(f"notice: {notice}")
+
+
+def _notices(path: Path) -> list[str]:
+    """What is odd about a package; raises where it is not valid."""
+    from estream_loader import open_package
+    from estream_loader.integrity import check_padding, notices, verify_content_id, verify_section
+    from estream_spec.constants import SectionFlag, SectionType
+
+    with open_package(path) as package:
+        for entry in package.container.entries:
+            if not entry.flags & SectionFlag.RECORDS and entry.type != SectionType.FREE:
+                verify_section(package, entry)
+        verify_content_id(package)
+        check_padding(package)
+        return notices(package)
+
+
+def _print(encoded: bytes) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(encoded))

@@ -1,0 +1,239 @@
+"""What a package says of itself, from its tables alone: no record is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from msgspec import Struct
+
+from estream_loader import Package
+from estream_loader.integrity import notices
+from estream_packer.summary import Summary, summarise
+from estream_spec.constants import DATA_START, KNOWN_SECTIONS, Codec, SectionType
+from estream_spec.container import Container
+from estream_spec.manifest import DeviceConfiguration, Graph
+from estream_spec.model import Attention, ExpertBlock, ModelDescription
+
+
+class Extent(Struct, frozen=True, kw_only=True):
+    """A stretch of the package.
+
+    Attributes:
+        name: what is there, such as `experts` or `graph 3`.
+        offset: bytes from the package's start.
+        stored_length: bytes it takes.
+        length: bytes it holds, decoded.
+        codec: `none` or `zstd`, or the number of one this version does not know.
+        share: of the package, 0 to 1.
+    """
+
+    name: str
+    offset: int
+    stored_length: int
+    length: int
+    codec: str
+    share: float
+
+
+class RecordGroup(Struct, frozen=True, kw_only=True):
+    """Records of one section and one layout.
+
+    Attributes:
+        section: `dense` or `experts`.
+        matrices: what is in each, and how it is stored: `gate w4g32`.
+        count: records.
+        record_length: bytes of one, padded.
+        payload_length: bytes of one, without the padding.
+        padding_share: of the record, 0 to 1.
+    """
+
+    section: str
+    matrices: tuple[str, ...]
+    count: int
+    record_length: int
+    payload_length: int
+    padding_share: float
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A file the package was made from; its digest in hexadecimal."""
+
+    name: str
+    length: int
+    sha256: str
+
+
+class Inspection(Struct, frozen=True, kw_only=True):
+    """Everything `inspect` shows.
+
+    Attributes:
+        name: the model's name.
+        file_id: digest of this very file, hexadecimal.
+        content_id: digest of the logical content, hexadecimal.
+        format: version of the format, such as `0.9`.
+        page_size: bytes in a page.
+        model: the model description in words, by subject.
+        extents: every stretch of the package in order; their stored lengths add up to its length.
+        summary: weights by role, bytes by purpose.
+        records: records by section and layout.
+        graphs: compiled graphs.
+        device_configurations: how to run on one kind of device; the first is the default.
+        writer: the program that wrote the package.
+        licence: SPDX expression of the weights' licence, or empty.
+        sources: the files it was made from.
+        extensions: names of other parties' data.
+        notices: what is odd about the package, though valid.
+    """
+
+    name: str
+    file_id: str
+    content_id: str
+    format: str
+    page_size: int
+    model: dict[str, str]
+    extents: tuple[Extent, ...]
+    summary: Summary
+    records: tuple[RecordGroup, ...]
+    graphs: tuple[Graph, ...]
+    device_configurations: tuple[DeviceConfiguration, ...]
+    writer: str
+    licence: str
+    sources: tuple[Source, ...]
+    extensions: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def inspect_package(package: Package) -> Inspection:
+    """Collect what a package says.
+
+    Raises:
+        FormatError: its tables are at fault.
+    """
+    manifest, superblock = package.manifest, package.container.superblock
+    return Inspection(
+        name=manifest.name,
+        file_id=package.file_id.hex(),
+        content_id=manifest.content_id.hex(),
+        format=f"{superblock.format_major}.{superblock.format_minor}",
+        page_size=package.container.page_size,
+        model=describe_model(manifest.model),
+        extents=tuple(_extents(package.container)),
+        summary=summarise(package.container, manifest.layouts, package.dense.table, package.experts.table),
+        records=tuple(_record_groups(package)),
+        graphs=manifest.graphs,
+        device_configurations=manifest.device_configurations,
+        writer=manifest.provenance.writer,
+        licence=manifest.provenance.licence,
+        sources=tuple(
+            Source(name=source.name, length=source.length, sha256=source.sha256.hex())
+            for source in manifest.provenance.sources
+        ),
+        extensions=tuple(manifest.extensions),
+        notices=tuple(notices(package)),
+    )
+
+
+def section_name(section_type: int, section_id: int) -> str:
+    """What people call a section: its type, and its id where there may be several."""
+    if section_type not in KNOWN_SECTIONS:
+        return f"unknown type {section_type}, id {section_id}"
+    name = SectionType(section_type).name.lower().replace("_", " ")
+    return f"{name} {section_id}" if section_type == SectionType.GRAPH else name
+
+
+def printable(text: str) -> str:
+    """Text of a package for a terminal: what is no character to print is escaped."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def _extents(container: Container) -> Iterator[Extent]:
+    """Superblocks, sections, directory, and the padding between them."""
+    superblock = container.superblock
+    codecs = {codec.value: codec.name.lower() for codec in Codec}
+
+    def extent(name: str, start: int, stop: int, length: int | None = None, codec: int = Codec.NONE) -> Extent:
+        stored = stop - start
+        return Extent(
+            name=name,
+            offset=start,
+            stored_length=stored,
+            length=stored if length is None else length,
+            codec=codecs.get(codec, str(codec)),
+            share=stored / superblock.file_length,
+        )
+
+    yield extent("superblocks", 0, DATA_START)
+    end = DATA_START
+    for entry in container.entries:
+        if entry.offset > end:
+            yield extent("padding", end, entry.offset)
+        end = entry.end
+        yield extent(section_name(entry.type, entry.id), entry.offset, end, entry.length, entry.codec)
+    if superblock.directory_offset > end:
+        yield extent("padding", end, superblock.directory_offset)
+    yield extent("directory", superblock.directory_offset, superblock.file_length)
+
+
+def _record_groups(package: Package) -> Iterator[RecordGroup]:
+    for section, table in (("dense", package.dense.table), ("experts", package.experts.table)):
+        for index in dict.fromkeys(each.layout for each in table.ranges):
+            layout = package.manifest.layouts[index]
+            alike = [each for each in table.ranges if each.layout == index]
+            length = alike[0].record_length
+            yield RecordGroup(
+                section=section,
+                matrices=tuple(f"{matrix.name} {matrix.encoding}" for matrix in layout.matrices),
+                count=sum(each.count for each in alike),
+                record_length=length,
+                payload_length=layout.payload_length,
+                padding_share=1 - layout.payload_length / length,
+            )
+
+
+def describe_model(model: ModelDescription) -> dict[str, str]:
+    """A model description in words, by subject."""
+    described = {
+        "family": model.family,
+        "layers": f"{len(model.layers)} of width {model.hidden}",
+        "vocabulary": f"{model.vocabulary} tokens, {'tied head' if model.tied_head else 'head of its own'}",
+        "context": f"{model.context_length} tokens",
+    }
+    for index, attention in enumerate(model.attentions):
+        where = _layers(number for number, layer in enumerate(model.layers) if layer.attention == index)
+        described[f"attention{_where(where, len(model.attentions))}"] = _attention(attention)
+    for index, block in enumerate(model.expert_blocks):
+        where = _layers(number for number, layer in enumerate(model.layers) if layer.experts == index)
+        described[f"experts{_where(where, len(model.expert_blocks))}"] = _experts(block)
+    described["norms"] = f"RMS, epsilon {model.norm_epsilon:g}"
+    begin = "none" if model.begin_token is None else str(model.begin_token)
+    described["tokens"] = f"begin {begin}, end {', '.join(map(str, model.end_tokens)) or 'none'}"
+    return described
+
+
+def _attention(attention: Attention) -> str:
+    parts = [
+        f"{attention.heads} heads of {attention.head_dim}",
+        f"{attention.key_value_heads} key and value heads",
+        f"rotary theta {attention.rotary.theta:g}",
+    ]
+    if attention.qk_norm != "none":
+        parts.append(f"{attention.qk_norm} norm of queries and keys")
+    if attention.clip_qkv is not None:
+        parts.append(f"clipped at {attention.clip_qkv:g}")
+    return ", ".join(parts)
+
+
+def _experts(block: ExpertBlock) -> str:
+    chosen = f"{block.router.top_k} of {block.experts} chosen by {block.router.family}"
+    return f"{chosen}, width {block.intermediate}, {block.activation}"
+
+
+def _where(layers: str, classes: int) -> str:
+    return f" of layers {layers}" if classes > 1 else ""
+
+
+def _layers(numbers: Iterable[int]) -> str:
+    """Ascending numbers as ranges: `0-3, 7`."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

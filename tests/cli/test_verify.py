@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Built, Pack
+from estream_loader import open_package
+from fixtures.olmoe import CheckpointFactory
+
+TEXT = "The engine reads the experts of a layer from the disk while the others are at work. " * 3
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_every_byte(built: Built, pack: Pack) -> None:
+    path = built()
+    status, out, err = pack("verify", path)
+    assert (status, err) == (0, "")
+    assert "every digest and every checksum is right" in out
+    with open_package(path) as package:
+        assert f"file id {package.file_id.hex()}" in out
+
+
+def test_json(built: Built, pack: Pack) -> None:
+    status, out, _ = pack("verify", built(), "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["quality"] is None
+    assert 0 < found["bytes"] < built().stat().st_size
+
+
+@pytest.mark.parametrize("what", ["dense", "experts"])
+def test_damaged_weights(what: str, built: Built, tmp_path: Path, pack: Pack) -> None:
+    data = bytearray(built().read_bytes())
+    with open_package(built()) as package:
+        place = getattr(package, what).place(1)
+    data[place.offset + 9] ^= 1
+    damaged = tmp_path / "damaged.emoe"
+    damaged.write_bytes(data)
+    assert pack("validate", damaged)[0] == 0
+    status, out, err = pack("verify", damaged)
+    assert (status, out) == (1, "")
+    assert f"(at offset {place.offset:#x}, {what}[1][0])" in err
+
+
+def test_damaged_padding(built: Built, tmp_path: Path, pack: Pack) -> None:
+    data = bytearray(built().read_bytes())
+    data[300] = 1
+    damaged = tmp_path / "damaged.emoe"
+    damaged.write_bytes(data)
+    status, _, err = pack("verify", damaged)
+    assert status == 1
+    assert "offset 0x12c" in err
+
+
+def test_unquantised_package_is_the_checkpoint(
+    olmoe_checkpoint: CheckpointFactory, tmp_path: Path, text: Path, pack: Pack
+) -> None:
+    path = tmp_path / "f32.emoe"
+    assert pack("build", olmoe_checkpoint(), "-o", path, "--experts", "f32", "--dense", "f32")[0] == 0
+    status, out, err = pack("verify", path, olmoe_checkpoint(), "--text", text, "--json")
+    assert (status, err) == (0, "")
+    quality = json.loads(out)["quality"]
+    assert quality["max_logit_difference"] == 0
+    assert quality["mean_kl"] == 0
+    assert quality["top1_agreement"] == 1
+    assert quality["perplexity_ratio"] == 1
+    assert quality["tokens"] > 100
+
+
+def test_what_quantisation_costs(built: Built, olmoe_checkpoint: CheckpointFactory, text: Path, pack: Pack) -> None:
+    status, out, _ = pack("verify", built(), olmoe_checkpoint(), "--text", text, "--json", "--tokens", "50")
+    quality = json.loads(out)["quality"]
+    assert status == 0
+    assert quality["tokens"] == 49
+    assert 0 < quality["mean_kl"] < 1
+    assert 0.3 < quality["top1_agreement"] <= 1
+    assert quality["perplexity_ratio"] == pytest.approx(quality["perplexity"] / quality["reference_perplexity"])
+    status, out, _ = pack("verify", built(), olmoe_checkpoint(), "--text", text)
+    for words in ("mean KL divergence", "same likeliest token", "perplexity of the package", "ratio"):
+        assert words in out
+
+
+def test_another_checkpoint(built: Built, olmoe_checkpoint: CheckpointFactory, text: Path, pack: Pack) -> None:
+    status, out, err = pack("verify", built(), olmoe_checkpoint("clipped"), "--text", text)
+    assert (status, out) == (1, "")
+    assert "the checkpoint's model is not the package's" in err
+    assert "estream-pack: hint: give the checkpoint the package was made from" in err
+
+
+def test_text_must_be_given_for_another_tokenizer(
+    built: Built, olmoe_checkpoint: CheckpointFactory, pack: Pack
+) -> None:
+    status, _, err = pack("verify", built(), olmoe_checkpoint())
+    assert status == 2
+    assert "--text" in err
+
+
+def test_text_without_a_checkpoint(built: Built, text: Path, pack: Pack) -> None:
+    status, _, err = pack("verify", built(), "--text", text)
+    assert status == 2
+    assert "--text needs CHECKPOINT" in err
+
+
+@pytest.mark.parametrize(("data", "message"), [(b"\xff\xfe", "text is not UTF-8"), (b"", "text of 0 tokens")])
+def test_texts_that_are_none(
+    data: bytes, message: str, built: Built, olmoe_checkpoint: CheckpointFactory, text: Path, pack: Pack
+) -> None:
+    text.write_bytes(data)
+    status, _, err = pack("verify", built(), olmoe_checkpoint(), "--text", text)
+    assert status == 1
+    assert message in err
+
+
+def test_nothing_is_left_behind(
+    built: Built,
+    olmoe_checkpoint: CheckpointFactory,
+    text: Path,
+    pack: Pack,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert pack("verify", built(), olmoe_checkpoint(), "--text", text)[0] == 0
+    assert pack("verify", built(), olmoe_checkpoint("clipped"), "--text", text)[0] == 1
+    assert list(temporary.iterdir()) == []
