@@ -16,8 +16,6 @@ from estream_spec.errors import EmoeError
 REFUSED = 1
 USAGE = 2
 INTERRUPTED = 130
-PIPE_CLOSED = 141
-"""What a shell reports for a program that a closed pipe ends."""
 
 
 def run_command(command: click.Command, program: str, arguments: list[str] | None = None) -> int:
@@ -46,7 +44,7 @@ def run_command(command: click.Command, program: str, arguments: list[str] | Non
     except BrokenPipeError:
         # Whatever is still buffered must not fail a second time when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        return REFUSED  # as click does where a closed pipe shows earlier
     except OSError as error:
         place = "" if error.filename is None else f" (at {error.filename})"
         return _fail(program, f"{(error.strerror or str(error)).lower()}{place}")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _REPLACEMENT: Final = "\ufffd"
 """What bytes decode to that are not, or not yet, a character."""
-_LONGEST_CHARACTER: Final = 4
-"""Bytes of UTF-8 in a character, at most; a token is one byte at least."""
+_UNFINISHED: Final = 3
+"""Replacement characters that the bytes of an unfinished character decode to, at most."""
 
 
 def encode_prompt(package: Package, text: str) -> list[int]:
@@ -47,19 +47,24 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
         self._tokenizer = tokenizer
         self._context, self._held = list(before[-1:]), list[int]()
+        self._shown = 0
+        """Characters of the held tokens that have been given out."""
 
     def push(self, token: int) -> str:
         """What can be shown after one more token."""
         self._held.append(token)
         text = self._text()
-        if text.endswith(_REPLACEMENT) and len(self._held) < _LONGEST_CHARACTER:
-            return ""
-        self._context, self._held = self._held, []
-        return text
+        begin, end = self._shown, len(text)
+        while end > begin and text[end - 1] == _REPLACEMENT and len(text) - end < _UNFINISHED:
+            end -= 1
+        self._shown = end
+        if not text.endswith(_REPLACEMENT):
+            self._context, self._held, self._shown = self._held, [], 0
+        return text[begin:end]
 
     def finish(self) -> str:
         """What is left at the end."""
-        return self._text()
+        return self._text()[self._shown :]
 
     def _text(self) -> str:
         """The held tokens decoded where they stand."""

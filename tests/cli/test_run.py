@@ -1,0 +1,242 @@
+"""`estream-run`, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from estream_loader import open_package
+from estream_loader.console import run_command
+from estream_runtime import Session
+from estream_runtime.cli import PROGRAM, group
+from estream_runtime.commands.options import size
+from fixtures.olmoe import EXPERTS, LAYERS
+from fixtures.packed import UNQUANTISED, PackageFactory
+
+PROMPT = "in the beginning"
+
+
+class Run(NamedTuple):
+    """What a run left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Program:
+    """`estream-run` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]):
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str | Path) -> Run:
+        code = run_command(group, PROGRAM, [str(each) for each in arguments])
+        return Run(code, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Program:
+    return Program(capsys)
+
+
+def command_line(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-c", "from estream_runtime.cli import main; main()", *map(str, arguments)]
+
+
+def test_generate_shows_the_text_and_what_it_cost(run: Program, packed: PackageFactory) -> None:
+    with open_package(packed()) as package, Session(package, arena_bytes=3 << 14) as session:
+        ids = list(session.generate(package.tokenizer.encode(PROMPT).ids, 20))
+        text = package.tokenizer.decode(ids)
+    found = run("generate", packed(), "--prompt", PROMPT, "--max-new-tokens", "20", "--arena", "48K")
+    assert (found.code, found.out) == (0, f"{text}\n")
+    first, second = found.err.splitlines()
+    assert first.startswith(f"{len(PROMPT) - 3} tokens in, 20 out; first token after ")
+    assert first.endswith(" tokens/s")
+    assert "arena 0.05 MiB" in second
+    assert "% of the package's" in second
+    assert "of experts read in" in second
+
+
+def test_generate_as_json(run: Program, packed: PackageFactory) -> None:
+    path = packed()
+    plain = run("generate", path, "--prompt", PROMPT, "--max-new-tokens", "9")
+    found = run("generate", path, "--prompt", PROMPT, "--max-new-tokens", "9", "--json")
+    assert (found.code, found.err) == (0, "")
+    result = json.loads(found.out)
+    assert plain.out == result["text"] + "\n"
+    assert len(result["token_ids"]) == result["stats"]["new_tokens"] == 9
+    assert result["stats"]["package_bytes"] == path.stat().st_size
+    assert result["stats"]["peak_arena_bytes"] < path.stat().st_size
+
+
+@pytest.mark.parametrize("backend", ["portable", "reference"])
+@pytest.mark.parametrize("integrity", ["open", "paged", "full"])
+def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Program, packed: PackageFactory) -> None:
+    options = ["--prompt", PROMPT, "--max-new-tokens", "6", "--temperature", "0.9", "--top-p", "0.8", "--seed", "5"]
+    path = packed("base", UNQUANTISED)
+    expected = run("generate", path, *options)
+    found = run("generate", path, *options, "--backend", backend, "--integrity", integrity, "--threads", "1")
+    assert (found.code, found.out) == (0, expected.out)
+
+
+def test_an_end_token_is_not_shown(run: Program, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_at_once(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr("estream_runtime.sampling.Sampler.choose", end_at_once)
+    found = run("generate", packed(), "--prompt", PROMPT)
+    assert (found.code, found.out) == (0, "\n")
+    assert " 1 out;" in found.err
+
+
+def test_score_marks_the_likeliest_choice(run: Program, packed: PackageFactory) -> None:
+    choices = [" the end", " of", "zzzz"]
+    with open_package(packed()) as package, Session(package) as session:
+        encode = package.tokenizer.encode
+        scores = session.score(encode(PROMPT).ids, [encode(choice).ids for choice in choices])
+    options = [part for choice in choices for part in ("--choice", choice)]
+    found = run("score", packed(), "--prompt", PROMPT, *options)
+    assert found.code == 0
+    lines = [
+        f"{'*' if score == max(scores) else ' '} {score:10.4f}  {choice}\n"
+        for choice, score in zip(choices, scores, strict=True)
+    ]
+    assert found.out == "".join(lines)
+    result = json.loads(run("score", packed(), "--prompt", PROMPT, *options, "--json").out)
+    assert result["best"] == scores.index(max(scores))
+    assert [each["text"] for each in result["choices"]] == choices
+    assert [each["log_likelihood"] for each in result["choices"]] == pytest.approx(scores)
+
+
+def test_score_of_a_text(run: Program, packed: PackageFactory, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("in the beginning was 漢字", encoding="utf-8")
+    result = json.loads(run("score", packed(), "--text", text, "--json").out)
+    # The first token, one byte here, is not predicted.
+    assert result["bytes"] == len(text.read_bytes()) - 1
+    bits = result["bits_per_byte"] * result["bytes"]
+    assert 2 ** (bits / result["tokens"]) == pytest.approx(result["perplexity"])
+    found = run("score", packed(), "--text", text)
+    assert found.code == 0
+    assert found.out.splitlines() == [
+        f"perplexity     {result['perplexity']:.4f} over {result['tokens']} tokens",
+        f"bits per byte  {result['bits_per_byte']:.4f} over {result['bytes']} bytes",
+    ]
+    narrow = json.loads(run("score", packed(), "--text", text, "--window", "2", "--json").out)
+    assert narrow["tokens"] == result["tokens"]
+    assert narrow["perplexity"] != pytest.approx(result["perplexity"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("verb", "message", "hint"),
+    [
+        (["generate", "FILE", "--prompt", ""], "prompt has no tokens", None),
+        (["generate", "FILE", "--prompt", "a" * 513], "prompt has 513 tokens, the context holds 512", "give fewer"),
+        (["generate", "FILE", "--prompt", "a\udcff"], "text is not valid UTF-8", None),
+        (["generate", "FILE", "--prompt", "a", "--temperature", "-1"], "temperature is -1.0, expected 0 or more", None),
+        (["generate", "FILE", "--prompt", "a", "--top-p", "0"], "top_p is 0.0", None),
+        (["generate", "FILE", "--prompt", "a", "--seed", "-1"], "seed is -1", None),
+        (["generate", "FILE", "--prompt", "a", "--arena", "16383"], "holds no expert record", "is 16384 bytes"),
+        (["generate", "nowhere.emoe", "--prompt", "a"], "cannot open 'nowhere.emoe'", None),
+        (["score", "FILE", "--prompt", "a", "--choice", ""], "choice 0 has no tokens", None),
+        (["score", "FILE", "--text", "nowhere.txt"], "no such file or directory (at nowhere.txt)", None),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    verb: list[str], message: str, hint: str | None, run: Program, packed: PackageFactory
+) -> None:
+    found = run(*[str(packed()) if part == "FILE" else part for part in verb])
+    lines = found.err.splitlines()
+    assert (found.code, found.out) == (1, "")
+    assert lines[0].startswith("estream-run: error: ")
+    assert message in lines[0]
+    assert len(lines) == (1 if hint is None else 2)
+    if hint is not None:
+        assert lines[1].startswith("estream-run: hint: ")
+        assert hint in lines[1]
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["generate", "FILE"],
+        ["generate", "FILE", "--prompt", "a", "--arena", "8X"],
+        ["generate", "FILE", "--prompt", "a", "--backend", "gpu"],
+        ["generate", "FILE", "--prompt", "a", "--threads", "0"],
+        ["generate", "FILE", "--prompt", "a", "--max-new-tokens", "-1"],
+        ["generate", "--prompt", "a"],
+        ["score", "FILE"],
+        ["score", "FILE", "--prompt", "a"],
+        ["score", "FILE", "--choice", "a"],
+        ["score", "FILE", "--prompt", "a", "--choice", "b", "--text", "c"],
+        ["sing", "FILE"],
+    ],
+)
+def test_wrong_usage_is_told_from_refusal(verb: list[str], run: Program, packed: PackageFactory) -> None:
+    found = run(*[str(packed()) if part == "FILE" else part for part in verb])
+    error, hint = found.err.splitlines()
+    assert (found.code, found.out) == (2, "")
+    assert error.startswith("estream-run: error: ")
+    assert hint.startswith("estream-run: hint: see 'estream-run")
+
+
+def test_damage_is_refused(run: Program, packed: PackageFactory, tmp_path: Path) -> None:
+    data = bytearray(packed().read_bytes())
+    with open_package(bytes(data)) as package:
+        for layer in range(LAYERS):
+            for expert in range(EXPERTS):
+                data[package.experts.place(layer, expert).offset] ^= 1
+    damaged = tmp_path / "damaged.emoe"
+    damaged.write_bytes(data)
+    found = run("generate", damaged, "--prompt", "a")
+    assert (found.code, found.out) == (1, "")
+    assert found.err.startswith("estream-run: error: record has checksum ")
+    text = tmp_path / "latin.txt"
+    text.write_bytes("naïve".encode("latin-1"))
+    found = run("score", packed(), "--text", text)
+    assert (found.code, found.err) == (1, f"estream-run: error: text is not UTF-8 (at offset 0x2, {text})\n")
+
+
+def test_help_and_version(run: Program) -> None:
+    for arguments in (["--help"], ["generate", "-h"], ["score", "--help"]):
+        found = run(*arguments)
+        assert (found.code, found.err) == (0, "")
+        assert found.out.startswith("Usage: estream-run ")
+    assert run("--version").out.startswith("estream-run, version ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0), ("777", 777), ("512K", 512 << 10), ("8M", 8 << 20), ("8MiB", 8 << 20), ("1G", 1 << 30)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size(text) == expected
+
+
+def test_a_closed_pipe_ends_quietly(packed: PackageFactory) -> None:
+    line = command_line("generate", packed(), "--prompt", PROMPT, "--max-new-tokens", "400")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_an_interrupt_ends_with_130(packed: PackageFactory) -> None:
+    line = command_line("generate", packed(), "--prompt", PROMPT, "--max-new-tokens", "450")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b"\nestream-run: error: interrupted\n"
+    assert process.returncode == 130
