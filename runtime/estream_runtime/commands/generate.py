@@ -44,7 +44,12 @@ def command(
     _show(stream.finish(), pieces, as_json)
     package_bytes = session.package.container.superblock.file_length
     if as_json:
-        figures = {**asdict(generation.stats), "package_bytes": package_bytes}
+        stats = generation.stats
+        figures = {
+            **asdict(stats),
+            "decode_tokens_per_s": stats.decode_tokens_per_s,
+            "package_bytes": package_bytes,
+        }
         print_json({"text": "".join(pieces), "token_ids": token_ids, "stats": figures})
     else:
         click.echo()
