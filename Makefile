@@ -7,12 +7,13 @@ INSTALLED := $(VENV)/.installed
 DEMO := build/demo
 PACKAGE := $(DEMO)/sample.emoe
 
-.PHONY: help demo test lint check clean
+.PHONY: help demo test lint check bench clean
 
 help:
 	@echo "make demo   pack the sample model and generate text with it, through an arena far smaller than the package"
 	@echo "make test   run the tests"
 	@echo "make check  formatting, lint, types, import rules, then the tests"
+	@echo "make bench  damage a package in 100,000 ways and report the answers, their time and their memory"
 	@echo "make clean  remove what these made"
 
 demo: $(INSTALLED)
@@ -33,6 +34,9 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 check: lint test
+
+bench: $(INSTALLED)
+	$(BIN)/python tests/bench/mutations.py --count 100000
 
 clean:
 	rm -rf $(VENV) build
