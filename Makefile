@@ -22,7 +22,8 @@ demo: $(INSTALLED)
 	$(BIN)/estream-pack build $(DEMO)/checkpoint -o $(PACKAGE)
 	$(BIN)/estream-pack inspect $(PACKAGE)
 	$(BIN)/estream-pack verify $(PACKAGE)
-	$(BIN)/estream-run generate $(PACKAGE) --arena 256K --max-new-tokens 60 --prompt "It was a fine morning, and"
+	$(BIN)/estream-run generate $(PACKAGE) --arena 256K --max-new-tokens 100 --temperature 0.8 --top-p 0.9 --seed 1 \
+		--prompt "It was a fine morning, and"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
