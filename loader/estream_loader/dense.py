@@ -8,7 +8,8 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from estream_loader.package import Package, RecordPlace
+from estream_loader.package import Package
+from estream_loader.records import RecordPlace
 from estream_loader.source import read, read_exactly
 from estream_spec.errors import IntegrityError
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import crc32c
 
 from estream_loader.source import ByteSource, read
+from estream_loader.values import check_values
 from estream_spec.constants import (
     DATA_START,
     KNOWN_SECTIONS,
@@ -23,7 +24,8 @@ from estream_spec.manifest import content_id
 from estream_spec.records import DirectoryEntry, Superblock
 
 if TYPE_CHECKING:
-    from estream_loader.package import Package, RecordPlace
+    from estream_loader.package import Package
+    from estream_loader.records import RecordPlace
 
 _PIECE = 1 << 20
 """Bytes read at a time where a range may be long."""
@@ -46,11 +48,16 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
     places = [*package.dense.places(), *package.experts.places()]
     with ThreadPoolExecutor() as pool:
         try:
-            for place, _ in zip(places, pool.map(lambda place: verify_record(package, place), places), strict=True):
+            for place, _ in zip(places, pool.map(lambda place: _prove(package, place), places), strict=True):
                 advance(place.length)
         finally:
             pool.shutdown(cancel_futures=True)
     verify_content_id(package)
+
+
+def _prove(package: Package, place: RecordPlace) -> None:
+    verify_record(package, place)
+    check_values(package, place)
 
 
 def verify_length(package: Package) -> int:

@@ -6,25 +6,23 @@ Opening reads the two superblocks, the directory and the manifest and nothing el
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import crc32c
-import numpy as np
 import zstandard
 
 from estream_loader.integrity import verify
+from estream_loader.records import RecordPlace, RecordSection
 from estream_loader.source import ByteSource, FileSource, MemorySource, read, read_exactly
 from estream_spec.constants import SUPERBLOCK_OFFSETS, Codec, SectionType
 from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
 from estream_spec.errors import IntegrityError, LinkError
-from estream_spec.manifest import Graph, Manifest, RecordLayout, decode_manifest
+from estream_spec.manifest import Graph, Manifest, decode_manifest
 from estream_spec.records import DirectoryEntry, RecordTable, Superblock
 from estream_spec.rules import check_device_configurations, check_manifest, check_tables
 
@@ -37,54 +35,6 @@ Integrity = Literal["open", "paged", "full"]
 `open`: superblock, directory, and the digest of each section that is read whole. `paged` adds the checksum of each
 record as it lands in memory, before anything computes with it. `full` adds the SHA-256 of everything, on opening.
 """
-
-_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "i8": np.dtype("i1"), "u8": np.dtype("u1")}
-
-
-@dataclass(frozen=True, slots=True)
-class RecordPlace:
-    """One record: where it is and what it must be."""
-
-    number: int
-    """Position in its table."""
-    offset: int
-    """Bytes from the package's start."""
-    length: int
-    """Bytes, padding included."""
-    layout: RecordLayout
-    checksum: int
-    """crc32c over all its bytes."""
-    digest: bytes
-    """SHA-256 over its payload."""
-    path: str
-    """What messages call it."""
-
-
-class RecordSection:
-    """Records of one section through their table."""
-
-    def __init__(self, entry: DirectoryEntry, table: RecordTable, layouts: tuple[RecordLayout, ...], name: str):
-        self.entry, self.table, self._layouts, self._name = entry, table, layouts, name
-
-    def place(self, range_index: int, index: int = 0) -> RecordPlace:
-        """The record `index` of a range: of layer `range_index` for experts, of that block for dense weights."""
-        record_range = self.table.ranges[range_index]
-        number = self.table.first[range_index] + index
-        return RecordPlace(
-            number=number,
-            offset=self.entry.offset + record_range.base + index * record_range.record_length,
-            length=record_range.record_length,
-            layout=self._layouts[record_range.layout],
-            checksum=self.table.checksums[number],
-            digest=self.table.digests[number],
-            path=f"{self._name}[{range_index}][{index}]",
-        )
-
-    def places(self) -> Iterator[RecordPlace]:
-        """Every record, in order."""
-        for range_index, record_range in enumerate(self.table.ranges):
-            for index in range(record_range.count):
-                yield self.place(range_index, index)
 
 
 class Package:
@@ -259,21 +209,6 @@ def read_container(source: ByteSource) -> Container:
     superblock = choose_superblock((slots[0], slots[1]))
     check_superblock(superblock, available)
     return decode_container(superblock, read(source, superblock.directory_offset, superblock.directory_length))
-
-
-def tensors(layout: RecordLayout, record: memoryview) -> dict[str, np.ndarray[Any, Any]]:
-    """Every tensor of a record by name, as views: nothing is copied.
-
-    Args:
-        layout: what the record holds.
-        record: the record's bytes.
-    """
-    return {
-        tensor.name: np.frombuffer(
-            record[tensor.offset : tensor.offset + tensor.length], dtype=_DTYPES[tensor.dtype]
-        ).reshape(tensor.shape)
-        for tensor in layout.tensors
-    }
 
 
 def _decompress(stored: bytes, entry: DirectoryEntry, path: str) -> bytes:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from estream_loader import Package
 from estream_loader.integrity import verify_content_id
-from estream_loader.package import RecordPlace, RecordSection, tensors
+from estream_loader.records import RecordPlace, RecordSection, tensors
 from estream_packer.inspection import section_name
 from estream_spec.constants import SectionType
 

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from estream_loader.dense import load_record
-from estream_loader.package import Package, tensors
+from estream_loader.package import Package
+from estream_loader.records import tensors
 from estream_runtime.backends import Array, Backend
 from estream_spec.graph_interface import MATRICES, interface, shape_class_of
 from estream_spec.manifest import GraphRole, GraphWeights, Matrix, RecordLayout

@@ -26,6 +26,8 @@ MAX_RECORD_LENGTH: Final = (1 << 31) - (1 << 21)
 """One record, padded. An NPU maps a buffer below 2 GiB."""
 MAX_DIMENSION: Final = 1 << 24
 """Rows or columns of a matrix. The product of two stays below 2**48."""
+MAX_INTEGER_ROWS: Final = 1 << 17
+"""Rows of a quantised matrix: so many products of 8-bit numbers fit a 32-bit sum."""
 MAX_SHAPE_CLASSES: Final = 64
 MAX_TENSORS: Final = 64
 """Tensors in one record layout."""

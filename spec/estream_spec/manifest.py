@@ -15,7 +15,7 @@ from msgspec import Meta
 from estream_spec import limits
 from estream_spec.constants import CONTENT_ID_CONTEXT
 from estream_spec.errors import InvalidError, LimitError, MalformedError
-from estream_spec.model import ClassIndex, Described, Dimension, ModelDescription
+from estream_spec.model import Described, Dimension, ModelDescription
 from estream_spec.records import RecordTable
 from estream_spec.weights import Encoding
 
@@ -102,7 +102,7 @@ class Graph(Described, frozen=True, kw_only=True):
     section: Annotated[int, Meta(ge=0, lt=1 << 32)]
     target: Literal["portable"]
     role: GraphRole
-    shape_class: ClassIndex
+    shape_class: Annotated[int, Meta(ge=0, lt=limits.MAX_LAYERS)]
     weights: GraphWeights
     activations: Activations
 

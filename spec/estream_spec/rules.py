@@ -123,6 +123,11 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
         _require(found == counts, f"ranges hold {found} records, the model needs {counts}", path)
         _check_ranges(table, container.section(section_type), manifest, container.page_size, path)
 
+    for index, layout in enumerate(layouts):
+        for matrix in layout.matrices:
+            if matrix.encoding != "f32" and matrix.name != "embedding" and matrix.rows > limits.MAX_INTEGER_ROWS:
+                message = f"{matrix.rows} rows of {matrix.encoding}, the limit is {limits.MAX_INTEGER_ROWS}"
+                raise LimitError(message, path=f"manifest.layouts[{index}].{matrix.name}")
     encodings = [{matrix.name: matrix.encoding for matrix in layout.matrices} for layout in layouts]
     for number, record_range in enumerate(dense.ranges):
         given = encodings[record_range.layout]

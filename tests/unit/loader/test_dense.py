@@ -7,7 +7,7 @@ import pytest
 
 from estream_loader import open_package
 from estream_loader.dense import EmbeddingRows, load_record
-from estream_loader.package import tensors
+from estream_loader.records import tensors
 from estream_spec.errors import IntegrityError
 from estream_spec.weights import Encoding
 from fixtures.packages import ENCODINGS, Draft

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from estream_loader import Integrity, open_package
-from estream_loader.package import tensors
+from estream_loader.records import tensors
 from estream_spec.constants import SectionType
 from estream_spec.errors import EmoeError, IntegrityError, LinkError
 from estream_spec.records import Superblock

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from estream_loader import Package, open_package
-from estream_loader.package import tensors
+from estream_loader.records import tensors
 from estream_packer import assemble, writer
 from estream_packer import build as build_module
 from estream_packer.build import BuildResult, build

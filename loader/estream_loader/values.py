@@ -1,0 +1,69 @@
+"""Judging the values in a record, a block of rows at a time. FORMAT.md sections 7.1 and 7.3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estream_loader.records import DTYPES, RecordPlace
+from estream_loader.source import read
+from estream_spec.errors import InvalidError
+from estream_spec.manifest import Matrix, Tensor
+from estream_spec.weights import invalid_values
+
+if TYPE_CHECKING:
+    from estream_loader.package import Package
+
+_BLOCK: Final = 1 << 22
+"""Bytes of a large tensor looked at together."""
+
+
+def check_values(package: Package, place: RecordPlace) -> None:
+    """Prove that a record's numbers are legal and that the bytes between its tensors are zero.
+
+    Raises:
+        InvalidError: the first tensor with a value that is not.
+    """
+    tensors = {tensor.name: tensor for tensor in place.layout.tensors}
+    end = 0
+    for tensor in place.layout.tensors:
+        if read(package.source, place.offset + end, tensor.offset - end).strip(b"\0"):
+            raise InvalidError("byte between tensors is not zero", path=place.path, offset=place.offset + end)
+        end = tensor.offset + tensor.length
+    in_matrices = set[str]()
+    for matrix in place.layout.matrices:
+        own = {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] == matrix.name}
+        in_matrices |= own.keys()
+        _check_matrix(package, place, matrix, own)
+    for name in tensors.keys() - in_matrices:
+        for block in _blocks(package, place, tensors[name]):
+            _refuse(invalid_values("f32", {"": block}, len(block)), place, name)
+
+
+def _check_matrix(package: Package, place: RecordPlace, matrix: Matrix, tensors: dict[str, Tensor]) -> None:
+    parts = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
+    weights = parts.pop("", None)
+    small = {part: next(_blocks(package, place, tensor, whole=True)) for part, tensor in parts.items()}
+    if weights is None:
+        _refuse(invalid_values(matrix.encoding, small, matrix.rows), place, matrix.name)
+        return
+    for block in _blocks(package, place, weights):
+        _refuse(invalid_values(matrix.encoding, {"": block, **small}, matrix.rows), place, matrix.name)
+
+
+def _blocks(package: Package, place: RecordPlace, tensor: Tensor, *, whole: bool = False) -> Iterator[NDArray[Any]]:
+    """A tensor in blocks of whole rows, or at once."""
+    row = tensor.length // tensor.shape[0]
+    step = tensor.shape[0] if whole else max(1, _BLOCK // row)
+    for first in range(0, tensor.shape[0], step):
+        rows = min(step, tensor.shape[0] - first)
+        data = read(package.source, place.offset + tensor.offset + first * row, rows * row)
+        yield np.frombuffer(data, DTYPES[tensor.dtype]).reshape(rows, *tensor.shape[1:])
+
+
+def _refuse(fault: str | None, place: RecordPlace, name: str) -> None:
+    if fault is not None:
+        raise InvalidError(fault, path=f"{place.path}.{name}", offset=place.offset)
