@@ -59,7 +59,7 @@ def test_generate_shows_the_text_and_what_it_cost(run: Program, packed: PackageF
     first, second = found.err.splitlines()
     assert first.startswith(f"{len(PROMPT) - 3} tokens in, 20 out; first token after ")
     assert first.endswith(" tokens/s")
-    assert "arena 0.05 MiB" in second
+    assert "arena 49,152 bytes" in second
     assert "% of the package's" in second
     assert "of experts read in" in second
 

@@ -68,10 +68,6 @@ def _summary(stats: Stats, package_bytes: int) -> str:
     share = stats.peak_arena_bytes / package_bytes
     return (
         f"{stats.prompt_tokens} tokens in, {stats.new_tokens} out; first token after {stats.ttft_s:.2f} s{speed}\n"
-        f"arena {_mib(stats.peak_arena_bytes)}, {share:.1%} of the package's {_mib(package_bytes)}; "
-        f"{_mib(stats.bytes_read)} of experts read in {stats.reads} reads"
+        f"arena {stats.peak_arena_bytes:,} bytes, {share:.1%} of the package's {package_bytes:,}; "
+        f"{stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads"
     )
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):.2f} MiB"
