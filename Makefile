@@ -40,6 +40,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/pack_memory.py
 	$(BIN)/python tests/bench/broken_builds.py
 	$(BIN)/python tests/bench/mutations.py --count 100000
+	$(BIN)/python tests/bench/mutations.py --flips
 
 clean:
 	rm -rf $(VENV) build

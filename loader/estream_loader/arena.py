@@ -1,8 +1,8 @@
 """The arena: one allocation for experts, divided into banks.
 
 A bank goes `AVAILABLE -> FILLING -> READY -> IN_USE -> AVAILABLE` and no other way. What it holds stays there while it
-is available, so a group asked for again need not be read again. Whoever computes with a bank notes its epoch when the
-bank is handed out; the epoch changes whenever the bank starts to take another group.
+is available, so a group asked for again need not be read again. The epoch counts the
+groups a bank has begun to take: what was bound to it under an earlier one is void.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import IO, TYPE_CHECKING, Literal, Self, get_args
 
 import crc32c
 import zstandard
@@ -162,7 +162,7 @@ class Package:
 
 
 def open_package(
-    source: str | os.PathLike[str] | int | bytes | bytearray | memoryview | ByteSource,
+    source: str | os.PathLike[str] | int | IO[bytes] | bytes | bytearray | memoryview | ByteSource,
     *,
     offset: int = 0,
     integrity: Integrity = "paged",
@@ -170,7 +170,8 @@ def open_package(
     """Open a package.
 
     Args:
-        source: a path, an open file descriptor (which stays the caller's), the bytes themselves, or a byte source.
+        source: a path, an open file or its descriptor (which stays the caller's and must stay open), the bytes
+            themselves, or a byte source.
         offset: where the package begins in the file or the bytes; a byte source begins where it says.
         integrity: what is proven and when, see `Integrity`.
 
@@ -189,8 +190,16 @@ def open_package(
         opened = FileSource.open(Path(source), base=offset)
     elif isinstance(source, (bytes, bytearray, memoryview)):
         opened = MemorySource(memoryview(source).cast("B")[offset:])
-    else:
+    elif isinstance(source, ByteSource):
+        if offset:
+            raise LinkError(f"offset {offset} with a byte source, which begins where it says", hint="leave it out")
         opened = source
+    else:
+        try:
+            opened = FileSource(source.fileno(), base=offset, owned=False)
+        except (AttributeError, OSError):
+            message = f"a package cannot be read from {type(source).__name__!r}"
+            raise LinkError(message, hint="give a path, an open file, a descriptor, bytes or a byte source") from None
     with ExitStack() as stack:
         stack.callback(opened.close)
         package = Package(opened, integrity)

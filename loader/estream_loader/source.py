@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from estream_spec.errors import EmoeError, IntegrityError, LinkError
 
 
+@runtime_checkable
 class ByteSource(Protocol):
     """Bytes at offsets from a package's start."""
 

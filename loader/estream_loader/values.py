@@ -12,7 +12,7 @@ from estream_loader.records import DTYPES, RecordPlace
 from estream_loader.source import read
 from estream_spec.errors import InvalidError
 from estream_spec.manifest import Matrix, Tensor
-from estream_spec.weights import invalid_values
+from estream_spec.weights import GROUP_SIZES, invalid_values
 
 if TYPE_CHECKING:
     from estream_loader.package import Package
@@ -46,7 +46,9 @@ def check_values(package: Package, place: RecordPlace) -> None:
 def _check_matrix(package: Package, place: RecordPlace, matrix: Matrix, tensors: dict[str, Tensor]) -> None:
     parts = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
     weights = parts.pop("", None)
-    small = {part: next(_blocks(package, place, tensor, whole=True)) for part, tensor in parts.items()}
+    # Any nibble is legal; only those that pad the last group are looked at.
+    skipped = {"nibbles": parts["nibbles"].shape[0] - GROUP_SIZES[matrix.encoding] // 2} if weights is None else {}
+    small = {part: _rows(package, place, tensor, skipped.get(part, 0)) for part, tensor in parts.items()}
     if weights is None:
         _refuse(invalid_values(matrix.encoding, small, matrix.rows), place, matrix.name)
         return
@@ -54,14 +56,19 @@ def _check_matrix(package: Package, place: RecordPlace, matrix: Matrix, tensors:
         _refuse(invalid_values(matrix.encoding, {"": block, **small}, matrix.rows), place, matrix.name)
 
 
-def _blocks(package: Package, place: RecordPlace, tensor: Tensor, *, whole: bool = False) -> Iterator[NDArray[Any]]:
-    """A tensor in blocks of whole rows, or at once."""
-    row = tensor.length // tensor.shape[0]
-    step = tensor.shape[0] if whole else max(1, _BLOCK // row)
+def _blocks(package: Package, place: RecordPlace, tensor: Tensor) -> Iterator[NDArray[Any]]:
+    """A tensor in blocks of whole rows."""
+    step = max(1, _BLOCK * tensor.shape[0] // tensor.length)
     for first in range(0, tensor.shape[0], step):
-        rows = min(step, tensor.shape[0] - first)
-        data = read(package.source, place.offset + tensor.offset + first * row, rows * row)
-        yield np.frombuffer(data, DTYPES[tensor.dtype]).reshape(rows, *tensor.shape[1:])
+        yield _rows(package, place, tensor, first, step)
+
+
+def _rows(package: Package, place: RecordPlace, tensor: Tensor, first: int, count: int | None = None) -> NDArray[Any]:
+    """Some rows of a tensor, to the end where no count is given."""
+    row = tensor.length // tensor.shape[0]
+    rows = min(count or tensor.shape[0], tensor.shape[0] - first)
+    data = read(package.source, place.offset + tensor.offset + first * row, rows * row)
+    return np.frombuffer(data, DTYPES[tensor.dtype]).reshape(rows, *tensor.shape[1:])
 
 
 def _refuse(fault: str | None, place: RecordPlace, name: str) -> None:

@@ -120,9 +120,11 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Give the backend's memory back. The session cannot run afterwards; closing twice is harmless."""
-        self._closed = True
-        self._resources.close()
+        """Give weights, arena and graphs back. The session cannot run afterwards; closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._resources.close()
+            del self._interpreter
 
     @property
     def package(self) -> Package:

@@ -117,7 +117,9 @@ def choose_superblock(slots: tuple[bytes, bytes]) -> Superblock:
             raise MalformedError(f"not an .emoe package: it starts with {found!r}, expected {MAGIC!r}", offset=0)
         raise next((fault for fault in faults if isinstance(fault, IntegrityError)), faults[0])
     if len(intact) == 2 and intact[0].generation == intact[1].generation and intact[0] != intact[1]:
-        raise InvalidError("the two superblocks have one generation but differ", path="superblock", offset=0)
+        raise InvalidError(
+            f"the two superblocks are both of generation {intact[0].generation} but differ", path="superblock", offset=0
+        )
     return max(intact, key=lambda superblock: superblock.generation)
 
 
@@ -234,7 +236,10 @@ def _check_entry(entry: DirectoryEntry, superblock: Superblock, path: str) -> No
         message = f"alignment shift {entry.alignment_shift}, expected {lowest} to {limits.MAX_PAGE_SHIFT}"
         raise InvalidError(message, path=f"{path}.alignment_shift")
     if entry.offset > superblock.file_length or entry.stored_length > superblock.file_length:
-        raise InvalidError("section reaches past the package's end", path=f"{path}.offset")
+        message = (
+            f"section of {entry.stored_length} bytes at {entry.offset} reaches past the end, {superblock.file_length}"
+        )
+        raise InvalidError(message, path=f"{path}.offset")
     if entry.stored_length == 0:
         raise InvalidError("section is empty", path=f"{path}.stored_length")
     if entry.codec == Codec.NONE and entry.length != entry.stored_length:

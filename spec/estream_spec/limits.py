@@ -20,6 +20,8 @@ MAX_COMPRESSION_RATIO: Final = 256
 MAX_LAYERS: Final = 1024
 MAX_EXPERTS: Final = 4096
 """Experts in one layer."""
+MAX_RANGES: Final = MAX_LAYERS + 2
+"""Ranges in one table: an embedding, the layers, and what follows them."""
 MAX_RECORDS: Final = 1 << 20
 """Records in one table, all layers together."""
 MAX_RECORD_LENGTH: Final = (1 << 31) - (1 << 21)

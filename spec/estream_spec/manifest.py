@@ -196,7 +196,8 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         manifest = _decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise InvalidError(str(error).replace("`", "'"), path="manifest") from None
+        message, _, place = str(error).replace("`", "'").partition(" - at '$")
+        raise InvalidError(message[0].lower() + message[1:], path=f"manifest{place.removesuffix(chr(39))}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedError(f"manifest is not message pack: {error}", path="manifest") from None
     except (UnicodeDecodeError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Fixed-size records and their bytes. FORMAT.md sections 3 to 5.
+"""Fixed-size structures and their bytes. FORMAT.md sections 3 to 5.
 
 Each class gives the fields in the order and under the names of FORMAT.md. `decode` only parses: it fails on short or
 unmistakably foreign bytes and judges nothing else (`estream_spec.rules` does). `encode` is its inverse.
@@ -14,41 +14,41 @@ import crc32c
 
 from estream_spec.constants import DIRECTORY_MAGIC, MAGIC, TABLE_MAGIC
 from estream_spec.errors import IntegrityError, LimitError, MalformedError
-from estream_spec.limits import MAX_RECORDS, MAX_SECTIONS
+from estream_spec.limits import MAX_RANGES, MAX_RECORDS, MAX_SECTIONS
 
 
 def _unpack(layout: struct.Struct, data: bytes | memoryview, offset: int | None, path: str) -> tuple[Any, ...]:
     if len(data) < layout.size:
-        raise MalformedError(f"{len(data)} bytes where a record of {layout.size} stands", path=path, offset=offset)
+        raise MalformedError(f"{len(data)} bytes where a structure of {layout.size} stands", path=path, offset=offset)
     return layout.unpack_from(data)
 
 
-class FixedRecord:
-    """A record whose dataclass fields stand in the order of its `LAYOUT`."""
+class Structure:
+    """A fixed-size structure whose dataclass fields stand in the order of its `LAYOUT`."""
 
     __slots__ = ()
     LAYOUT: ClassVar[struct.Struct]
     SIZE: ClassVar[int]
 
     def encode(self) -> bytes:
-        """The record's `SIZE` bytes."""
+        """The structure's `SIZE` bytes."""
         return self.LAYOUT.pack(*(getattr(self, each.name) for each in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
     def decode(cls, data: bytes | memoryview, *, path: str, offset: int | None = None) -> Self:
-        """Parse the record at the start of `data`; `offset` and `path` say where that is in the package.
+        """Parse the structure at the start of `data`; `offset` and `path` say where that is in the package.
 
         Raises:
             MalformedError: too short, or reserved bytes set.
         """
-        record = cls(*_unpack(cls.LAYOUT, data, offset, path))
-        if record.encode() != data[: cls.SIZE]:
+        decoded = cls(*_unpack(cls.LAYOUT, data, offset, path))
+        if decoded.encode() != data[: cls.SIZE]:
             raise MalformedError("reserved bytes are not zero", path=path, offset=offset)
-        return record
+        return decoded
 
 
 @dataclass(frozen=True, slots=True)
-class Superblock(FixedRecord):
+class Superblock(Structure):
     """Where everything else is, twice in every package. FORMAT.md section 3."""
 
     LAYOUT: ClassVar = struct.Struct("<8sHHB3xQQQQQQ32s28x")
@@ -68,13 +68,13 @@ class Superblock(FixedRecord):
     directory_sha256: bytes
 
     def encode(self) -> bytes:
-        """The record's 128 bytes, checksum included."""
-        body = FixedRecord.encode(self)
+        """The superblock's 128 bytes, checksum included."""
+        body = Structure.encode(self)
         return body + struct.pack("<I", crc32c.crc32c(body))
 
     @classmethod
     def decode(cls, data: bytes | memoryview, *, path: str, offset: int | None = None) -> Self:
-        """Parse the record and check its magic and its checksum.
+        """Parse the superblock and check its magic and its checksum.
 
         Raises:
             MalformedError: too short, another magic, or reserved bytes set.
@@ -90,7 +90,7 @@ class Superblock(FixedRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryEntry(FixedRecord):
+class DirectoryEntry(Structure):
     """One section: what it is and which bytes it has. FORMAT.md section 4."""
 
     LAYOUT: ClassVar = struct.Struct("<IIIHBxQQQ32s8x")
@@ -151,7 +151,7 @@ def decode_directory(data: bytes, *, offset: int) -> tuple[DirectoryEntry, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordRange(FixedRecord):
+class RecordRange(Structure):
     """Records of one length that follow each other: the experts of a layer, or one dense block. FORMAT.md section 5."""
 
     LAYOUT: ClassVar = struct.Struct("<QQII8x")
@@ -215,13 +215,15 @@ class RecordTable:
 
         Raises:
             MalformedError: wrong magic, a length other than the counts ask for, or counts that disagree.
-            LimitError: more ranges or records than `MAX_RECORDS`.
+            LimitError: more ranges than `MAX_RANGES` or more records than `MAX_RECORDS`.
         """
-        magic, range_count, record_count = _unpack(TABLE_HEADER, data, 0, path)
+        magic, range_count, record_count = _unpack(TABLE_HEADER, data, None, path)
         if magic != TABLE_MAGIC:
             raise MalformedError(f"table starts with {magic!r}, expected {TABLE_MAGIC!r}", path=path)
-        if max(range_count, record_count) > MAX_RECORDS:
-            raise LimitError(f"{range_count} ranges of {record_count} records, the limit is {MAX_RECORDS}", path=path)
+        if range_count > MAX_RANGES:
+            raise LimitError(f"{range_count} ranges, the limit is {MAX_RANGES}", path=path)
+        if record_count > MAX_RECORDS:
+            raise LimitError(f"{record_count} records, the limit is {MAX_RECORDS}", path=path)
         records_at = TABLE_HEADER.size + range_count * RecordRange.SIZE
         expected = records_at + record_count * RECORD_DIGEST.size
         if len(data) != expected:

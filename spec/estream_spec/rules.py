@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
+from itertools import zip_longest
 
 from estream_spec import limits
 from estream_spec.constants import SectionType
@@ -58,16 +59,20 @@ def _check_model(model: ModelDescription) -> None:
     numbers = [model.norm_epsilon]
     for attention in model.attentions:
         numbers += [attention.rotary.theta, *([] if attention.clip_qkv is None else [attention.clip_qkv])]
-    _require(all(map(math.isfinite, numbers)), "a number of the model is not finite", path)
+    for number in numbers:
+        _require(math.isfinite(number), f"{number} is not finite", path)
     for index, attention in enumerate(model.attentions):
         where = f"{path}.attentions[{index}]"
         heads, shared = attention.heads, attention.key_value_heads
         _require(heads % shared == 0, f"{heads} heads do not divide into {shared} key heads", where)
         _require(attention.head_dim % 2 == 0, f"head dimension {attention.head_dim} is odd", where)
-        _require(heads * attention.head_dim <= limits.MAX_DIMENSION, "heads together are too wide", where)
+        width = heads * attention.head_dim
+        _require(width <= limits.MAX_DIMENSION, f"heads are {width} wide, the limit is {limits.MAX_DIMENSION}", where)
     for index, block in enumerate(model.expert_blocks):
         top_k = block.router.top_k
-        _require(top_k <= block.experts, f"top-{top_k} of {block.experts} experts", f"{path}.expert_blocks[{index}]")
+        _require(
+            top_k <= block.experts, f"top-{top_k} of only {block.experts} experts", f"{path}.expert_blocks[{index}]"
+        )
     _check_classes((layer.attention for layer in model.layers), len(model.attentions), f"{path}.attentions")
     _check_classes((layer.experts for layer in model.layers), len(model.expert_blocks), f"{path}.expert_blocks")
     tokens = [*model.end_tokens, *([] if model.begin_token is None else [model.begin_token])]
@@ -77,7 +82,7 @@ def _check_model(model: ModelDescription) -> None:
 
 def _check_classes(used: Iterable[int], count: int, path: str) -> None:
     found = sorted(set(used))
-    _require(found == list(range(count)), f"layers use shape classes {found} of {count}", path)
+    _require(found == list(range(count)), f"layers use {len(found)} shape classes of {count}, expected every one", path)
 
 
 def _check_graphs(manifest: Manifest, container: Container) -> None:
@@ -93,10 +98,20 @@ def _check_graphs(manifest: Manifest, container: Container) -> None:
         found[key].append((graph.activations, graph.weights))
     for (role, shape_class), kinds in found.items():
         allowed = VARIANTS[:1] if role == "attend" else VARIANTS
-        _require(frozenset(kinds) in allowed, f"graphs {kinds} for role {role!r} and shape class {shape_class}", path)
+        wanted = " or ".join(_spelled(each) for each in allowed)
+        message = f"role {role!r} and shape class {shape_class} have {_spelled(kinds)}, expected {wanted}"
+        _require(frozenset(kinds) in allowed, message, path)
     named = sorted(graph.section for graph in manifest.graphs)
     there = sorted(entry.id for entry in container.entries if entry.type == SectionType.GRAPH)
-    _require(named == there, f"graphs name sections {named}, the package has {there}", path)
+    odd = min(set(named) ^ set(there), default=None)
+    _require(named == there, f"graphs and GRAPH sections do not pair off, first at section id {odd}", path)
+
+
+def _spelled(kinds: Iterable[tuple[Activations, GraphWeights]]) -> str:
+    return (
+        " with ".join(f"{weights} weights and {activations} activations" for activations, weights in sorted(kinds))
+        or "no graph"
+    )
 
 
 def check_tables(manifest: Manifest, container: Container, dense: RecordTable, experts: RecordTable) -> None:
@@ -109,8 +124,9 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
     """
     model, layouts = manifest.model, manifest.layouts
     used = {record_range.layout for table in (dense, experts) for record_range in table.ranges}
+    odd = min(used ^ set(range(len(layouts))), default=None)
     _require(
-        used == set(range(len(layouts))), f"tables use layouts {sorted(used)} of {len(layouts)}", "manifest.layouts"
+        odd is None, f"layout {odd} is used or defined, but not both; there are {len(layouts)}", "manifest.layouts"
     )
     dense_counts = [1] * (len(model.layers) + 2)
     expert_counts = [model.expert_block(layer).experts for layer in range(len(model.layers))]
@@ -118,16 +134,18 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
         (dense, SectionType.DENSE, dense_counts),
         (experts, SectionType.EXPERTS, expert_counts),
     ):
-        path = f"{section_type.name.lower()}_table"
-        found = [record_range.count for record_range in table.ranges]
-        _require(found == counts, f"ranges hold {found} records, the model needs {counts}", path)
+        path = SectionType(section_type + 1).name.lower()
+        _require(len(table.ranges) == len(counts), f"{len(table.ranges)} ranges, the model needs {len(counts)}", path)
+        for index, (record_range, count) in enumerate(zip(table.ranges, counts, strict=True)):
+            message = f"{record_range.count} records, the model needs {count}"
+            _require(record_range.count == count, message, f"{path}.ranges[{index}]")
         _check_ranges(table, container.section(section_type), manifest, container.page_size, path)
 
     for index, layout in enumerate(layouts):
         for matrix in layout.matrices:
             if matrix.encoding != "f32" and matrix.name != "embedding" and matrix.rows > limits.MAX_INTEGER_ROWS:
                 message = f"{matrix.rows} rows of {matrix.encoding}, the limit is {limits.MAX_INTEGER_ROWS}"
-                raise LimitError(message, path=f"manifest.layouts[{index}].{matrix.name}")
+                raise InvalidError(message, path=f"manifest.layouts[{index}].{matrix.name}")
     encodings = [{matrix.name: matrix.encoding for matrix in layout.matrices} for layout in layouts]
     for number, record_range in enumerate(dense.ranges):
         given = encodings[record_range.layout]
@@ -161,9 +179,12 @@ def _check_weights(manifest: Manifest, role: GraphRole, layer: int, encodings: M
 
 
 def _check_layout(layout: RecordLayout, expected: RecordLayout, index: int) -> None:
-    _require(
-        layout == expected, "layout is not the one its matrices and the model ask for", f"manifest.layouts[{index}]"
-    )
+    if layout == expected:
+        return
+    pairs = zip_longest(layout.tensors, expected.tensors)
+    odd = next((pair for pair in pairs if pair[0] != pair[1]), (layout.matrices, expected.matrices))
+    message = f"layout has {odd[0]}, the model and the encodings ask for {odd[1]}"
+    raise InvalidError(message, path=f"manifest.layouts[{index}]")
 
 
 def _check_ranges(table: RecordTable, section: DirectoryEntry, manifest: Manifest, page_size: int, path: str) -> None:

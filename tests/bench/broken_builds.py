@@ -38,7 +38,10 @@ def digest(path: Path) -> str:
 def killed(checkpoint: Path, output: Path, after: float, how: signal.Signals) -> None:
     """Start a build and end it after some seconds."""
     process = subprocess.Popen(
-        [*COMMAND, str(checkpoint), "-o", str(output)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*COMMAND, str(checkpoint), "-o", str(output)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,  # ignored in background jobs
     )
     time.sleep(after)
     process.send_signal(how)

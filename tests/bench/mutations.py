@@ -3,7 +3,7 @@
     python tests/bench/mutations.py --count 100000
     python tests/bench/mutations.py --flips
 
-Needs the source roots on the path. Exits 1 if a mutation gets anything but a package or a refusal, if one takes longer
+Exits 1 if a mutation gets anything but a package or a refusal, if one takes longer
 than a second, if the process grows above 200 MB, or if a flipped byte outside the superblocks goes unnoticed.
 """
 

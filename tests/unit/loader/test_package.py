@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import struct
-from typing import get_args
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -242,3 +246,39 @@ def test_identity_does_not_depend_on_where_it_was_opened() -> None:
 def test_small_and_foreign_files(data: bytes) -> None:
     with pytest.raises(EmoeError):
         open_package(data)
+
+
+def test_an_open_file_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "bundle").write_bytes(b"something before it" + PACKAGE)
+    with (tmp_path / "bundle").open("rb") as file:
+        with open_package(file, offset=19, integrity="full") as package:
+            assert package.manifest.name == "tiny"
+        assert not file.closed
+        assert file.read(9) == b"something"
+
+
+@pytest.mark.parametrize("source", [None, 1.5, io.BytesIO(PACKAGE), ["package"]])
+def test_what_no_package_can_be_read_from(source: Any) -> None:
+    with pytest.raises(LinkError, match="a package cannot be read from"):
+        open_package(source)
+
+
+def test_an_offset_into_a_byte_source_is_refused() -> None:
+    with pytest.raises(LinkError, match="begins where it says"):
+        open_package(CountingSource(PACKAGE), offset=99)
+
+
+def test_opening_needs_no_graph_library(tmp_path: Path) -> None:
+    """An app that opens a package and reads its records imports no graph library, tokenizer or terminal."""
+    (tmp_path / "p.emoe").write_bytes(PACKAGE)
+    program = (
+        "import sys; before = set(sys.modules); from estream_loader import open_package; import estream_loader.pager\n"
+        "with open_package(sys.argv[1], integrity='full') as package: package.experts\n"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "p.emoe")], check=True, capture_output=True, text=True
+    )
+    imported = set(found.stdout.split())
+    assert {"crc32c", "msgspec", "numpy", "zstandard"} <= imported
+    assert imported.isdisjoint({"click", "onnx", "onnxruntime", "rich", "tokenizers"})

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,15 @@ def test_an_arena_need_not_be_a_whole_number_of_experts(packed: PackageFactory) 
 def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], message: str, packed: PackageFactory) -> None:
     with open_package(packed()) as package, pytest.raises(LinkError, match=message):
         Session(package, **options)
+
+
+def test_a_closed_session_holds_no_memory(packed: PackageFactory) -> None:
+    with open_package(packed()) as package:
+        session = Session(package)
+        arena = weakref.ref(session._interpreter.pager.arena)
+        session.close()
+        gc.collect()
+        assert arena() is None
 
 
 def test_a_closed_session_says_so(packed: PackageFactory) -> None:

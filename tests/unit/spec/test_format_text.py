@@ -51,7 +51,7 @@ def table(number: str, index: int = 0) -> list[Row]:
     return TABLES[number][index]
 
 
-def encoder_of(kind: type[records.FixedRecord]) -> Callable[..., bytes]:
+def encoder_of(kind: type[records.Structure]) -> Callable[..., bytes]:
     return lambda *values: kind(*values).encode()
 
 

@@ -105,7 +105,15 @@ INVALID = {
 def test_other_structures_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidError) as caught:
         decode_manifest(data)
-    assert caught.value.path == "manifest"
+    assert caught.value.path is not None
+    assert caught.value.path.startswith("manifest")
+    assert caught.value.message[0].islower()
+
+
+def test_the_place_of_a_value_is_told() -> None:
+    with pytest.raises(InvalidError) as caught:
+        decode_manifest(INVALID["negative epsilon"])
+    assert str(caught.value) == "expected 'float' >= 0.0 (at manifest.model.norm_epsilon)"
 
 
 HUGE = (2**31, 2**32 - 1, 2**42 + 1, 2**63, 2**64 - 1)

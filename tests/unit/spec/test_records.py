@@ -14,9 +14,9 @@ from estream_spec.records import (
     DIRECTORY_HEADER,
     TABLE_HEADER,
     DirectoryEntry,
-    FixedRecord,
     RecordRange,
     RecordTable,
+    Structure,
     Superblock,
     decode_directory,
     encode_directory,
@@ -31,7 +31,7 @@ TABLE = RecordTable(
 
 
 @pytest.mark.parametrize("record", [SUPERBLOCK, ENTRY, RANGE], ids=lambda record: type(record).__name__)
-def test_record_survives_encoding(record: FixedRecord) -> None:
+def test_record_survives_encoding(record: Structure) -> None:
     data = record.encode()
     assert len(data) == record.SIZE
     assert type(record).decode(data, path="record") == record
@@ -39,7 +39,7 @@ def test_record_survives_encoding(record: FixedRecord) -> None:
 
 
 @pytest.mark.parametrize("record", [SUPERBLOCK, ENTRY, RANGE], ids=lambda record: type(record).__name__)
-def test_short_record_is_malformed(record: FixedRecord) -> None:
+def test_short_record_is_malformed(record: Structure) -> None:
     data = record.encode()
     for length in range(record.SIZE):
         with pytest.raises(MalformedError) as caught:
