@@ -1,4 +1,4 @@
-"""How a command line ends: what it prints when it cannot go on, and its exit code.
+"""What all command lines share: results as JSON, what is printed when one cannot go on, and its exit code.
 
 Exit 0 is good, 1 is refused, 2 is a usage error, 130 an interrupt. An error is one line on stderr, a second one says
 what can be done about it. A reader that closes the pipe ends the program without a word.
@@ -10,6 +10,7 @@ import os
 import sys
 
 import click
+import msgspec
 
 from estream_spec.errors import EmoeError
 
@@ -49,6 +50,11 @@ def run_command(command: click.Command, program: str, arguments: list[str] | Non
         place = "" if error.filename is None else f" (at {error.filename})"
         return _fail(program, f"{(error.strerror or str(error)).lower()}{place}")
     return result if isinstance(result, int) else 0  # an exit code where the command asked for one, as --help does
+
+
+def print_json(value: object) -> None:
+    """Print a result as JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value)))
 
 
 def _fail(program: str, message: str, hint: str | None = None, code: int = REFUSED) -> int:

@@ -15,12 +15,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from estream_loader.progress import Progress, Quiet
 from estream_packer.assemble import WORKING_BYTES, assemble
 from estream_packer.checkpoint import Checkpoint, open_checkpoint
 from estream_packer.families import TensorSource, WeightMap, family_of
 from estream_packer.graphs import build_graph
 from estream_packer.plan import Plan, plan_package
-from estream_packer.progress import Progress, Quiet
 from estream_packer.recipe import BuildOptions, check_options
 from estream_packer.summary import Summary, summarise
 from estream_packer.writer import PackageWriter, PackedRecord, check_output
@@ -88,10 +88,10 @@ def build(
     options, progress = options or BuildOptions(), progress or Quiet()
     check_options(options)
     check_output(output)
-    jobs = options.jobs or os.cpu_count() or 1
+    jobs = options.jobs or len(os.sched_getaffinity(0))
     # The checkpoint is closed before the workers are awaited, which ends a long read when the build fails.
     with _workers(1) as background, _workers(jobs) as workers, open_checkpoint(source) as checkpoint:
-        _check_not_input(output, source)
+        _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
         weights = family.weights(family.describe(checkpoint.config, checkpoint.generation_config))
         weights.check(checkpoint)
@@ -162,13 +162,10 @@ def _add_documents(writer: PackageWriter, plan: Plan, graphs: Iterable[bytes], d
             writer.add(section_type, document, compress=True)
 
 
-def _check_not_input(output: Path, source: Path) -> None:
-    """Refuse to replace a file of the checkpoint, under whatever name; an older package there may be replaced."""
-    if not output.exists():
-        return
-    for path in source.iterdir():
-        if path.suffix != ".emoe" and path.exists() and path.samefile(output):
-            raise PackError("output is a file of the checkpoint", path=str(output), hint="give another name")
+def _check_not_input(output: Path, checkpoint: Checkpoint) -> None:
+    """Refuse to replace a file of the checkpoint, under whatever name."""
+    if output.exists() and any(path.samefile(output) for path in checkpoint.paths()):
+        raise PackError("output is a file of the checkpoint", path=str(output), hint="give another name")
 
 
 def _dense_tasks(checkpoint: Checkpoint, weights: WeightMap, plan: Plan) -> Iterator[_Task]:

@@ -52,7 +52,8 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         name: the model's name, for people; None takes the checkpoint family's.
         licence: SPDX expression of the weights' licence; empty where it is not known.
         page_shift: records begin at multiples of `1 << page_shift` bytes.
-        jobs: records made at a time; None takes one per processor. It never shows in the package.
+        jobs: records made at a time; None takes one for each processor this process may use. It never shows in the
+            package.
     """
 
     experts: Encoding = "w4g32"
@@ -72,20 +73,20 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
 DEFAULTS: Final = BuildOptions()
 
 
-class SourceTable(Struct, frozen=True, forbid_unknown_fields=True):
+class SourceTable(Struct, frozen=True):
     """`[source]`: the checkpoint folder, relative to the recipe."""
 
     checkpoint: Annotated[str, Meta(min_length=1)]
 
 
-class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
+class ModelTable(Struct, frozen=True):
     """`[model]`: what people are told about the model."""
 
     name: Name | None = DEFAULTS.name
     licence: Text = DEFAULTS.licence
 
 
-class WeightsTable(Struct, frozen=True, forbid_unknown_fields=True):
+class WeightsTable(Struct, frozen=True):
     """`[weights]`: how they are stored and what they meet."""
 
     experts: Encoding = DEFAULTS.experts
@@ -93,13 +94,13 @@ class WeightsTable(Struct, frozen=True, forbid_unknown_fields=True):
     activations: Activations = DEFAULTS.activations
 
 
-class PackageTable(Struct, frozen=True, forbid_unknown_fields=True):
+class PackageTable(Struct, frozen=True):
     """`[package]`: the container."""
 
     page_shift: PageShift = DEFAULTS.page_shift
 
 
-class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
+class Recipe(Struct, frozen=True):
     """A recipe file."""
 
     source: SourceTable

@@ -85,6 +85,10 @@ class Checkpoint:
         for file in self._files:
             file.close()
 
+    def paths(self) -> tuple[Path, ...]:
+        """Every file that makes up the checkpoint: documents, index and weights."""
+        return tuple(file.path for file in self._files)
+
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """A tensor, or some rows of it, as finite f32. See `SafetensorsFile.read`.
 

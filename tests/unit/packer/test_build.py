@@ -388,6 +388,26 @@ def test_an_output_that_is_a_file_of_the_checkpoint_is_refused(
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
+def test_an_output_that_is_a_shard_in_a_folder_below_is_refused(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory
+) -> None:
+    source = tmp_path / "checkpoint"
+    shutil.copytree(olmoe_checkpoint("base", 2), source)
+    (source / "weights").mkdir()
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    moved = {shard: f"weights/{number}.emoe" for number, shard in enumerate(shards)}
+    for shard, name in moved.items():
+        (source / shard).rename(source / name)
+    index["weight_map"] = {name: moved[shard] for name, shard in index["weight_map"].items()}
+    write_json(source / "model.safetensors.index.json", index)
+    for output in (source / "weights" / "0.emoe", source / "model.safetensors.index.json"):
+        before = output.read_bytes()
+        with pytest.raises(PackError, match="output is a file of the checkpoint"):
+            build(source, output)
+        assert output.read_bytes() == before
+
+
 def test_a_package_in_the_checkpoint_folder_may_be_replaced(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory
 ) -> None:

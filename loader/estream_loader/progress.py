@@ -1,0 +1,72 @@
+"""Telling people how far something long has come."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+
+class Progress(Protocol):
+    """What something long reports to, in bytes or in tokens."""
+
+    def begin(self, stage: str, total: int) -> None:
+        """A stage begins that will take `total`."""
+
+    def advance(self, amount: int) -> None:
+        """`amount` more of it is done."""
+
+
+class Quiet:
+    """Progress nobody looks at."""
+
+    def begin(self, stage: str, total: int) -> None:
+        """Says nothing."""
+
+    def advance(self, amount: int) -> None:
+        """Says nothing."""
+
+
+@contextlib.contextmanager
+def open_progress(unit: Literal["bytes", "tokens"] = "bytes") -> Iterator[Progress]:
+    """A bar on standard error where that is a terminal, else nothing.
+
+    Args:
+        unit: what is counted.
+    """
+    if not sys.stderr.isatty():
+        yield Quiet()
+        return
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as Bars
+
+    class Terminal:
+        """One bar per stage."""
+
+        def __init__(self, bars: Bars):
+            self._bars, self._stage = bars, TaskID(-1)
+
+        def begin(self, stage: str, total: int) -> None:
+            self._stage = self._bars.add_task(stage, total=total)
+
+        def advance(self, amount: int) -> None:
+            self._bars.advance(self._stage, amount)
+
+    counted: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn("tokens"))
+    if unit == "bytes":
+        counted = DownloadColumn(binary_units=True), TransferSpeedColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), *counted, TimeRemainingColumn()
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        yield Terminal(bars)
