@@ -5,17 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from estream_runtime.interpreter import ROW_BLOCK
-from estream_runtime.likelihood import Doubles, log_probabilities, log_softmax
+from estream_runtime.likelihood import Doubles, log_softmax
 from estream_runtime.session import Session, TokenIds
 from estream_spec.errors import TrapError
 
 Advance = Callable[[int], None]
 """Told how many more tokens have been predicted."""
+
+
+def read_text(path: Path) -> str:
+    """A text file as it is, line ends included.
+
+    Raises:
+        OSError: it cannot be read.
+        TrapError: it is not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise TrapError("text is not UTF-8", path=str(path), offset=error.start) from None
 
 
 def token_log_likelihoods(
@@ -26,7 +40,8 @@ def token_log_likelihoods(
     Args:
         session: what predicts.
         token_ids: the text, longer than any context if need be.
-        window: tokens a prediction may look back on; each window begins with the last token of the one before.
+        window: tokens in a window, which begins with the last token of the one before; a prediction looks back no
+            further than to its start.
         advance: told after each window.
 
     Returns:
@@ -63,19 +78,21 @@ class Comparison:
 
     Attributes:
         tokens: predictions compared.
+        max_logit_difference: largest absolute difference of two logits.
         mean_kl: mean of `KL(reference || other)`, in nats.
         top1_agreement: share of predictions with the same likeliest token, 0 to 1.
-        max_logit_difference: largest difference of two logits.
         reference_perplexity: of the reference.
-        other_perplexity: of the other.
+        perplexity: of the other.
+        perplexity_ratio: the second over the first.
     """
 
     tokens: int
+    max_logit_difference: float
     mean_kl: float
     top1_agreement: float
-    max_logit_difference: float
     reference_perplexity: float
-    other_perplexity: float
+    perplexity: float
+    perplexity_ratio: float
 
 
 def compare(
@@ -103,20 +120,23 @@ def compare(
         for start in range(0, len(tokens) - 1, ROW_BLOCK):
             targets = tokens[start + 1 : start + 1 + ROW_BLOCK]
             first, second = (each[start : start + len(targets)] for each in logits)
-            given, other_given = log_softmax(first), log_softmax(second)
-            divergences.append(np.sum(np.exp(given) * (given - other_given), axis=-1))
+            shares, other_shares = log_softmax(first), log_softmax(second)
+            divergences.append(np.sum(np.exp(shares) * (shares - other_shares), axis=-1))
             agreements.append(first.argmax(axis=-1) == second.argmax(axis=-1))
             difference = max(difference, float(np.abs(first - second).max()))
-            expected.append(log_probabilities(first, targets))
-            found.append(log_probabilities(second, targets))
+            rows = np.arange(len(targets))
+            expected.append(shares[rows, targets])
+            found.append(other_shares[rows, targets])
         advance(len(tokens) - 1)
+    perplexities = [perplexity(np.concatenate(each)) for each in (expected, found)]
     return Comparison(
         tokens=sum(map(len, divergences)),
+        max_logit_difference=difference,
         mean_kl=float(np.concatenate(divergences).mean()),
         top1_agreement=float(np.concatenate(agreements).mean()),
-        max_logit_difference=difference,
-        reference_perplexity=perplexity(np.concatenate(expected)),
-        other_perplexity=perplexity(np.concatenate(found)),
+        reference_perplexity=perplexities[0],
+        perplexity=perplexities[1],
+        perplexity_ratio=perplexities[1] / perplexities[0],
     )
 
 

@@ -140,9 +140,6 @@ def test_score_of_a_text(run: Program, packed: PackageFactory, tmp_path: Path) -
         (["generate", "FILE", "--prompt", ""], "prompt has no tokens", None),
         (["generate", "FILE", "--prompt", "a" * 513], "prompt has 513 tokens, the context holds 512", "give fewer"),
         (["generate", "FILE", "--prompt", "a\udcff"], "text is not valid UTF-8", None),
-        (["generate", "FILE", "--prompt", "a", "--temperature", "-1"], "temperature is -1.0, expected 0 or more", None),
-        (["generate", "FILE", "--prompt", "a", "--top-p", "0"], "top_p is 0.0", None),
-        (["generate", "FILE", "--prompt", "a", "--seed", "-1"], "seed is -1", None),
         (["generate", "FILE", "--prompt", "a", "--arena", "16383"], "holds no expert record", "is 16384 bytes"),
         (["generate", "nowhere.emoe", "--prompt", "a"], "cannot open 'nowhere.emoe'", None),
         (["score", "FILE", "--prompt", "a", "--choice", ""], "choice 0 has no tokens", None),
@@ -185,6 +182,27 @@ def test_wrong_usage_is_told_from_refusal(verb: list[str], run: Program, packed:
     assert (found.code, found.out) == (2, "")
     assert error.startswith("estream-run: error: ")
     assert hint.startswith("estream-run: hint: see 'estream-run")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--temperature", "-1", "-1.0 is not in the range x>=0"),
+        ("--temperature", "nan", "'nan' is not a finite number"),
+        ("--temperature", "inf", "'inf' is not a finite number"),
+        ("--top-p", "0", "0.0 is not in the range 0<x<=1"),
+        ("--top-p", "1.1", "1.1 is not in the range 0<x<=1"),
+        ("--top-p", "nan", "'nan' is not a finite number"),
+        ("--seed", "-1", "-1 is not in the range x>=0"),
+        ("--arena", "8iB", "'8iB' is not a size such as 524288, 512K or 8M"),
+    ],
+)
+def test_a_value_out_of_range_is_wrong_usage(
+    option: str, value: str, message: str, run: Program, packed: PackageFactory
+) -> None:
+    found = run("generate", packed(), "--prompt", "a", option, value)
+    assert (found.code, found.out) == (2, "")
+    assert f"Invalid value for '{option}': {message}" in found.err
 
 
 def test_damage_is_refused(run: Program, packed: PackageFactory, tmp_path: Path) -> None:

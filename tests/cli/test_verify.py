@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from cli.conftest import Built, Pack
 from estream_loader import open_package
-from fixtures.olmoe import CheckpointFactory
+from estream_packer.checkpoint import open_checkpoint
+from fixtures.olmoe import CheckpointFactory, weights
 
 TEXT = "The engine reads the experts of a layer from the disk while the others are at work. " * 3
 
@@ -32,8 +35,16 @@ def test_json(built: Built, pack: Pack) -> None:
     status, out, _ = pack("verify", built(), "--json")
     found = json.loads(out)
     assert status == 0
-    assert found["quality"] is None
+    assert (found["quality"], found["notices"]) == (None, [])
     assert 0 < found["bytes"] < built().stat().st_size
+
+
+def test_what_is_odd_is_told(built: Built, tmp_path: Path, pack: Pack) -> None:
+    path = tmp_path / "longer.emoe"
+    path.write_bytes(built().read_bytes() + b"xy")
+    status, out, _ = pack("verify", path)
+    assert (status, out.splitlines()[-1]) == (0, "notice: 2 bytes follow the package's end")
+    assert json.loads(pack("verify", path, "--json")[1])["notices"] == ["2 bytes follow the package's end"]
 
 
 @pytest.mark.parametrize("what", ["dense", "experts"])
@@ -92,6 +103,24 @@ def test_another_checkpoint(built: Built, olmoe_checkpoint: CheckpointFactory, t
     status, out, err = pack("verify", built(), olmoe_checkpoint("clipped"), "--text", text)
     assert (status, out) == (1, "")
     assert "the checkpoint's model is not the package's" in err
+    assert "estream-pack: hint: give the checkpoint the package was made from" in err
+
+
+def test_another_checkpoint_of_the_same_model(
+    built: Built, olmoe_checkpoint: CheckpointFactory, tmp_path: Path, text: Path, pack: Pack
+) -> None:
+    tuned = tmp_path / "tuned"
+    shutil.copytree(olmoe_checkpoint(), tuned)
+    tensors = weights("base")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
+    save_file(tensors, tuned / "model.safetensors")
+    status, out, err = pack("verify", built(), tuned, "--text", text)
+    assert (status, out) == (1, "")
+    digests = []
+    for folder in (tuned, olmoe_checkpoint()):
+        with open_checkpoint(folder) as checkpoint:
+            digests.append(checkpoint.sources()[-1].sha256.hex())
+    assert f"the checkpoint's tensors have digest {digests[0]}, those of the package have {digests[1]}" in err
     assert "estream-pack: hint: give the checkpoint the package was made from" in err
 
 

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from estream_loader import Package
-    from estream_packer.running import Quality
+    from estream_packer.running import Comparison
 
 
 @click.command(short_help="Prove every byte; compare with the checkpoint.")
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @click.option("--tokens", type=click.IntRange(min=2), default=2048, show_default=True, help="Most tokens to compare.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(package: Path, checkpoint: Path | None, text: Path | None, tokens: int, as_json: bool) -> None:
-    """Prove every byte of PACKAGE: all digests, all checksums, all padding.
+    """Prove every byte of PACKAGE: all digests, all checksums, all padding; and say what is odd about it.
 
     With CHECKPOINT, the folder it was made from, also build that without quantisation in a temporary folder, run both
     over a text the model was not trained on, and show how far the package is from it.
     """
-    import msgspec
-
     from estream_loader import open_package
+    from estream_loader.console import print_json
+    from estream_loader.integrity import notices
 
     if checkpoint is None and text is not None:
         raise click.UsageError("--text needs CHECKPOINT", click.get_current_context())
@@ -34,13 +34,15 @@ def command(package: Path, checkpoint: Path | None, text: Path | None, tokens: i
         sample = "" if checkpoint is None else _text(opened, text)
         length = _prove(opened)
         quality = None if checkpoint is None else _compare(opened, checkpoint, sample, tokens)
-        file_id, content_id = opened.file_id.hex(), opened.manifest.content_id.hex()
+        file_id, content_id, odd = opened.file_id.hex(), opened.manifest.content_id.hex(), notices(opened)
     if as_json:
-        result = {"file_id": file_id, "content_id": content_id, "bytes": length, "quality": quality}
-        click.echo(msgspec.json.format(msgspec.json.encode(result)))
+        identity = {"file_id": file_id, "content_id": content_id}
+        print_json({**identity, "bytes": length, "notices": odd, "quality": quality})
         return
     click.echo(f"verified {length:,} bytes: every digest and every checksum is right")
     click.echo(f"file id {file_id}")
+    for notice in odd:
+        click.echo(f"notice: {notice}")
     if quality is not None:
         _show(quality)
 
@@ -48,7 +50,7 @@ def command(package: Path, checkpoint: Path | None, text: Path | None, tokens: i
 def _prove(package: Package) -> int:
     """Prove every byte, with a progress bar; returns how many bytes were read."""
     from estream_loader.integrity import check_padding, verify, verify_length
-    from estream_packer.progress import open_progress
+    from estream_loader.progress import open_progress
 
     length = verify_length(package)
     with open_progress() as progress:
@@ -60,44 +62,59 @@ def _prove(package: Package) -> int:
 
 def _text(package: Package, path: Path | None) -> str:
     """The text to compare on: a file, or what comes with the sample model where the package has its tokenizer."""
+    from estream_packer.running import read_text
     from estream_packer.sample import sample_files
+
+    if path is not None:
+        return read_text(path)
+    tokenizer, held_out = (sample_files() / name for name in ("tokenizer.json", "held-out.txt"))
+    if not held_out.is_file() or package.tokenizer_json != tokenizer.read_bytes():
+        message = "the sample's text is for the sample model: give another with --text"
+        raise click.UsageError(message, click.get_current_context())
+    return held_out.read_text(encoding="utf-8")
+
+
+def _check_source(package: Package, folder: Path) -> None:
+    """Refuse a checkpoint the package was not made from: another model, or other weights."""
+    from estream_packer.checkpoint import TENSORS, open_checkpoint
+    from estream_packer.families import family_of
     from estream_spec.errors import PackError
 
-    if path is None:
-        tokenizer, held_out = (sample_files() / name for name in ("tokenizer.json", "held-out.txt"))
-        if not held_out.is_file() or package.tokenizer_json != tokenizer.read_bytes():
-            message = "the sample's text is for the sample model: give another with --text"
-            raise click.UsageError(message, click.get_current_context())
-        return held_out.read_text(encoding="utf-8")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PackError("text is not UTF-8", path=str(path), offset=error.start) from None
+    hint = "give the checkpoint the package was made from"
+    with open_checkpoint(folder) as checkpoint:
+        model = family_of(checkpoint.config).describe(checkpoint.config, checkpoint.generation_config)
+        if model != package.manifest.model:
+            raise PackError("the checkpoint's model is not the package's", path=str(folder), hint=hint)
+        found, expected = (
+            {source.name: source.sha256.hex() for source in sources}.get(TENSORS)
+            for sources in (checkpoint.sources(), package.manifest.provenance.sources)
+        )
+    # A package need not say what it was made from.
+    if expected is not None and found != expected:
+        message = f"the checkpoint's tensors have digest {found}, those of the package have {expected}"
+        raise PackError(message, path=str(folder), hint=hint)
 
 
-def _compare(package: Package, checkpoint: Path, text: str, tokens: int) -> Quality:
+def _compare(package: Package, checkpoint: Path, text: str, tokens: int) -> Comparison:
     """Build the checkpoint as it is and run both."""
     from tempfile import TemporaryDirectory
 
     from estream_loader import open_package
+    from estream_loader.progress import open_progress
     from estream_packer.build import build
-    from estream_packer.progress import open_progress
     from estream_packer.recipe import BuildOptions
     from estream_packer.running import measure_quality
-    from estream_spec.errors import PackError
 
+    _check_source(package, checkpoint)
     with TemporaryDirectory(prefix="estream-verify-") as folder:
         unquantised = Path(folder) / "unquantised.emoe"
         with open_progress() as progress:
             build(checkpoint, unquantised, BuildOptions(experts="f32", dense="f32", activations="f32"), progress)
         with open_package(unquantised) as reference:
-            if reference.manifest.model != package.manifest.model:
-                message = "the checkpoint's model is not the package's"
-                raise PackError(message, path=str(checkpoint), hint="give the checkpoint the package was made from")
             return measure_quality(reference, package, text, tokens)
 
 
-def _show(quality: Quality) -> None:
+def _show(quality: Comparison) -> None:
     """Print the comparison for people."""
     from rich.console import Console
     from rich.table import Table

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from estream_runtime.commands.options import print_json, session_options
+from estream_loader.console import print_json
+from estream_runtime.commands.options import FiniteRange, session_options
 from estream_runtime.session import Session
 from estream_runtime.stats import Stats
 from estream_runtime.text import TextStream, encode_prompt
@@ -16,9 +17,17 @@ from estream_runtime.text import TextStream, encode_prompt
 @session_options
 @click.option("--prompt", required=True, help="The text to continue.")
 @click.option("--max-new-tokens", type=click.IntRange(min=0), default=128, show_default=True, help="Where to stop.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the tokens that reach this sum.")
-@click.option("--seed", type=int, help="The same seed gives the same text.  [default: another every time]")
+@click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option(
+    "--top-p",
+    type=FiniteRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Draw from the tokens that reach this sum.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="The same seed gives the same text.  [default: another every time]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print text and figures as JSON when all is done.")
 def command(
     session: Session,

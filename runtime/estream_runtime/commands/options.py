@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -20,10 +20,21 @@ _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def size(text: str) -> int:
     """Bytes from text: `524288`, `512K`, `8M`, `1G`; a unit is 1024 times the one before."""
-    match = re.fullmatch(r"(\d{1,15})([KMG]?)(iB)?", text, re.ASCII)
+    match = re.fullmatch(r"(\d{1,15})(?:([KMG])(?:iB)?)?", text, re.ASCII)
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size such as 524288, 512K or 8M")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(match[1]) * _UNITS[match[2] or ""]
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers that leaves out nan and the infinities."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number a text spells; anything else is a usage error."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 def session_options(verb: Callable[..., None]) -> Callable[..., None]:
@@ -55,22 +66,3 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
             verb(session, **rest)
 
     return with_session
-
-
-@contextmanager
-def token_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar over tokens on standard error; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda tokens: bar.advance(task, tokens)
-
-
-def print_json(value: object) -> None:
-    """Print a result as JSON."""
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value)))

@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from estream_loader import Package
-from estream_runtime.commands.options import print_json, session_options, token_progress
-from estream_runtime.evaluation import bits_per_byte, perplexity, token_log_likelihoods
+from estream_loader.console import print_json
+from estream_loader.progress import open_progress
+from estream_runtime.commands.options import session_options
+from estream_runtime.evaluation import bits_per_byte, perplexity, read_text, token_log_likelihoods
 from estream_runtime.session import Session
 from estream_runtime.text import encode_continuation, encode_prompt
-from estream_spec.errors import TrapError
 
 
 @click.command()
@@ -19,7 +20,7 @@ from estream_spec.errors import TrapError
 @click.option("--prompt", help="The text before each choice.")
 @click.option("--choice", "choices", multiple=True, help="A way to go on, with the space it begins with. Repeatable.")
 @click.option("--text", type=click.Path(path_type=Path), help="A text file to predict, UTF-8.")
-@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens looked back on.")
+@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens in a window.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     session: Session, prompt: str | None, choices: tuple[str, ...], text: Path | None, window: int, as_json: bool
@@ -51,8 +52,9 @@ def _score_choices(session: Session, prompt: str, choices: tuple[str, ...], as_j
 def _score_text(session: Session, path: Path, window: int, as_json: bool) -> None:
     token_ids, scored_bytes = _read_text(session.package, path)
     window = min(window, session.package.manifest.model.context_length)
-    with token_progress("scoring", len(token_ids) - 1) as advance:
-        found = token_log_likelihoods(session, token_ids, window, advance)
+    with open_progress("tokens") as progress:
+        progress.begin("scoring", max(len(token_ids) - 1, 0))
+        found = token_log_likelihoods(session, token_ids, window, progress.advance)
     result = {
         "tokens": len(found),
         "bytes": scored_bytes,
@@ -68,10 +70,6 @@ def _score_text(session: Session, path: Path, window: int, as_json: bool) -> Non
 
 def _read_text(package: Package, path: Path) -> tuple[list[int], int]:
     """A file's tokens, and the bytes that all of them but the first stand for: nothing predicts the first."""
-    data = path.read_bytes()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise TrapError("text is not UTF-8", path=str(path), offset=error.start) from None
+    text = read_text(path)
     token_ids = encode_prompt(package, text)
-    return token_ids, len(data) - len(package.tokenizer.decode(token_ids[:1]).encode())
+    return token_ids, len(text.encode()) - len(package.tokenizer.decode(token_ids[:1]).encode())

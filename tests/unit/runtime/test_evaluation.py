@@ -108,7 +108,8 @@ def test_perplexity_and_bits_per_byte() -> None:
 def test_a_package_agrees_with_itself(session: Session) -> None:
     found = compare(session, session, TEXT, 64)
     assert (found.tokens, found.mean_kl, found.top1_agreement, found.max_logit_difference) == (199, 0, 1, 0)
-    assert found.reference_perplexity == found.other_perplexity
+    assert found.reference_perplexity == found.perplexity
+    assert found.perplexity_ratio == 1
     assert found.reference_perplexity == pytest.approx(perplexity(token_log_likelihoods(session, TEXT, 64)), rel=1e-4)
 
 
