@@ -16,7 +16,10 @@ from estream_packer.inspection import section_name
 from estream_spec.constants import SectionType
 
 Level = Literal["same file", "same content", "different"]
-"""`same file`: equal file ids. `same content`: equal content ids, so another layout, graphs or provenance at most."""
+"""`same file`: equal file ids.
+
+`same content`: equal content ids, so other pages, order, codec, graphs, configuration or provenance at most.
+"""
 
 
 class Field(Struct, frozen=True, kw_only=True):

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from estream_packer.recipe import MAX_JOBS, BuildOptions, DenseEncoding
+from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions, DenseEncoding
 from estream_spec.manifest import Activations
 from estream_spec.weights import Encoding
 
 if TYPE_CHECKING:
     from estream_packer.build import BuildResult
-
-DEFAULTS = BuildOptions()
 
 
 @click.command(short_help="Pack a checkpoint into one package.")
@@ -46,28 +44,20 @@ def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choic
     """
     import msgspec
 
+    from estream_loader.console import print_json
+    from estream_loader.progress import open_progress
     from estream_packer.build import build
-    from estream_packer.progress import open_progress
 
     given = {option: value for option, value in choices.items() if value is not None}
-    checkpoint, options = _from_recipe(source, output, given) if source.suffix == ".toml" else (source, _options(given))
+    checkpoint, options = source, msgspec.structs.replace(DEFAULTS, **given)
+    if source.suffix == ".toml":
+        checkpoint, options = _from_recipe(source, output, given)
     with open_progress() as progress:
         result = build(checkpoint, output, msgspec.structs.replace(options, jobs=jobs), progress)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result)))
+        print_json(result)
     else:
         _show(result)
-
-
-def _options(given: dict[str, str]) -> BuildOptions:
-    """Options from flags; click has checked the choices."""
-    import msgspec
-
-    from estream_packer.recipe import check_options
-
-    options = msgspec.structs.replace(DEFAULTS, **given)
-    check_options(options)
-    return options
 
 
 def _from_recipe(recipe: Path, output: Path, given: dict[str, str]) -> tuple[Path, BuildOptions]:

@@ -22,20 +22,21 @@ SHOWN = 40
 def command(context: click.Context, first: Path, second: Path, as_json: bool) -> None:
     """Show how the packages FIRST and SECOND differ.
 
-    They are the same file, or have the same content in another layout, or differ: in values of the manifest, in
-    weights by layer, expert and role, in sections. Exit code 0 for equal content, 1 for different content.
-    """
-    import msgspec
+    They are the same file; or have the same content with other pages, order, codec, graphs or configuration; or
+    differ: in values of the manifest, in weights by layer, expert and role, in sections.
 
+    Exit code 0 for equal content, 1 for different content or a package that is refused.
+    """
     from estream_loader import open_package
+    from estream_loader.console import print_json
+    from estream_loader.progress import open_progress
     from estream_packer.difference import compare_packages, record_bytes
-    from estream_packer.progress import open_progress
 
     with open_package(first) as one, open_package(second) as other, open_progress() as progress:
         progress.begin("comparing", record_bytes(one, other))
         found = compare_packages(one, other, progress.advance)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        print_json(found)
     else:
         _show(found)
     context.exit(1 if found.level == "different" else 0)

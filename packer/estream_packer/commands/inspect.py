@@ -22,15 +22,14 @@ def command(package: Path, as_json: bool) -> None:
 
     Only its tables are read, however large it is; `validate` and `verify` say whether the rest is sound.
     """
-    import msgspec
-
     from estream_loader import open_package
+    from estream_loader.console import print_json
     from estream_packer.inspection import inspect_package
 
     with open_package(package) as opened:
         found = inspect_package(opened)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        print_json(found)
     else:
         _show(found)
 

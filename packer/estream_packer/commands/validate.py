@@ -17,8 +17,7 @@ def command(context: click.Context, package: Path, as_json: bool) -> None:
     Prints `valid` and what is odd, or fails with the class of the refusal: malformed, invalid, integrity, unsupported,
     limit, or link where there is no such file. Weights are not read; `verify` reads them.
     """
-    import msgspec
-
+    from estream_loader.console import print_json
     from estream_spec.errors import EmoeError
 
     try:
@@ -28,11 +27,11 @@ def command(context: click.Context, package: Path, as_json: bool) -> None:
             click.echo(f"refused: {error.slug}")
             raise
         verdict = {"valid": False, "class": error.slug, "message": error.message, "path": error.path}
-        _print(msgspec.json.encode({**verdict, "offset": error.offset, "hint": error.hint, "notices": []}))
+        print_json({**verdict, "offset": error.offset, "hint": error.hint, "notices": []})
         context.exit(1)
     if as_json:
         verdict = {"valid": True, "class": None, "message": None, "path": None}
-        _print(msgspec.json.encode({**verdict, "offset": None, "hint": None, "notices": notices}))
+        print_json({**verdict, "offset": None, "hint": None, "notices": notices})
         return
     click.echo("valid")
     for notice in notices:
@@ -52,9 +51,3 @@ def _notices(path: Path) -> list[str]:
         verify_content_id(package)
         check_padding(package)
         return notices(package)
-
-
-def _print(encoded: bytes) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(encoded))
