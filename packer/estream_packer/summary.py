@@ -28,7 +28,7 @@ ROLES: Final[Mapping[str, str]] = {
     "down": "experts",
     "head": "head",
 }
-"""The role of each matrix; tensors of other names are norms."""
+"""The role of each matrix; vectors are norms."""
 NORMS: Final = "norms"
 SMALL_SECTIONS: Final[Mapping[int, str]] = {
     SectionType.DENSE_TABLE: "tables",
@@ -92,11 +92,13 @@ def summarise(
         layout, count = layouts[record_range.layout], record_range.count
         in_matrices = {matrix.name: matrix.rows * matrix.columns for matrix in layout.matrices}
         for name, number in in_matrices.items():
-            weights[ROLES.get(name, NORMS)] += count * number
+            weights[ROLES[name]] += count * number
         for tensor in layout.tensors:
             name = tensor.name.partition(".")[0]
-            stored[ROLES.get(name, NORMS)] += count * tensor.length
-            if name not in in_matrices:
+            if name in in_matrices:
+                stored[ROLES[name]] += count * tensor.length
+            else:
+                stored[NORMS] += count * tensor.length
                 weights[NORMS] += count * tensor.shape[0]
     roles = tuple(
         RoleSize(
@@ -122,14 +124,12 @@ def _space(container: Container, stored: Counter[str]) -> dict[str, int]:
     space = {"superblocks": DATA_START, **{role: stored[role] for role in dict.fromkeys([*ROLES.values(), NORMS])}}
     records = sum(container.section(kind).stored_length for kind in (SectionType.DENSE, SectionType.EXPERTS))
     space["record padding"] = records - stored.total()
-    end, between = DATA_START, 0
     for entry in container.entries:
-        between += entry.offset - end
-        end = entry.end
         if entry.type not in (SectionType.DENSE, SectionType.EXPERTS):
             label = SMALL_SECTIONS.get(entry.type, "unknown sections")
             space[label] = space.get(label, 0) + entry.stored_length
-    space["section padding"] = between + container.superblock.directory_offset - end
+    sections = sum(entry.stored_length for entry in container.entries)
+    space["section padding"] = container.superblock.directory_offset - DATA_START - sections
     space["directory"] = container.superblock.directory_length
     return {label: length for label, length in space.items() if length}
 

@@ -1,4 +1,4 @@
-"""Tables of the rotary position encoding. FORMAT.md section 8."""
+"""Tables of the rotary position encoding. FORMAT.md annex A.5."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ class Stats:
     Attributes:
         prompt_tokens: tokens given.
         new_tokens: tokens made.
-        ttft_s: seconds from the start to the first token, or to its logits where none is made.
+        ttft_s: seconds from the call to the first token, or to its logits where none is made; opening the package and
+            the session, and starting the process, do not count.
         total_s: seconds the run took; what a caller does between two tokens does not count.
         io_busy_s: seconds in which a read of expert records was under way.
         compute_busy_s: seconds in which graphs ran or their inputs were made ready.

@@ -13,10 +13,10 @@ from typing import Final
 
 from estream_packer.families import olmoe
 from estream_packer.families.config import Config
-from estream_packer.families.weights import TensorSource, WeightMap, tokenizer_size
+from estream_packer.families.weights import TensorSource, WeightMap
 from estream_spec.model import ModelDescription
 
-__all__ = ["FAMILIES", "Family", "TensorSource", "WeightMap", "family_of", "tokenizer_size"]
+__all__ = ["TensorSource", "WeightMap", "family_of"]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from estream_packer.checkpoint import open_checkpoint
-from estream_packer.families import WeightMap, family_of, tokenizer_size
+from estream_packer.families import WeightMap, family_of
 from estream_packer.families.olmoe import describe, weights
+from estream_packer.families.weights import tokenizer_size
 from estream_spec.errors import PackError
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
 
