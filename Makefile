@@ -43,12 +43,12 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/mutations.py --flips
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed, and $(PYTHON) is not: name one with make PYTHON=..." >&2; exit 1; }
-	@echo "setting up $(VENV)"
+	@echo "setting up $(VENV), which takes about a minute"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

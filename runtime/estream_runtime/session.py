@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ from estream_runtime.weights import ExpertWeights, load_dense
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.rules import graphs_of
 
+MAX_THREADS: Final = 256
+"""Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
 
@@ -89,9 +91,10 @@ class Session:
         threads: int | None = None,
     ):
         manifest = package.manifest
-        for name, value in (("threads", threads), ("group_size", group_size)):
-            if value is not None and value < 1:
-                raise LinkError(f"{name} is {value}, expected at least 1")
+        if group_size is not None and group_size < 1:
+            raise LinkError(f"group_size is {group_size}, expected at least 1")
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise LinkError(f"threads is {threads}, expected 1 to {MAX_THREADS}")
         configuration = manifest.device_configurations[0]
         self._package, self._model = package, manifest.model
         self._closed = False

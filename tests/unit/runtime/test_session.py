@@ -191,7 +191,8 @@ def test_an_arena_need_not_be_a_whole_number_of_experts(packed: PackageFactory) 
     ("options", "message"),
     [
         ({"backend": "gpu"}, f"unknown backend 'gpu', expected one of: {', '.join(BACKENDS)}"),
-        ({"threads": 0}, "threads is 0, expected at least 1"),
+        ({"threads": 0}, "threads is 0, expected 1 to 256"),
+        ({"threads": 9999}, "threads is 9999, expected 1 to 256"),
         ({"group_size": 0}, "group_size is 0, expected at least 1"),
     ],
 )
