@@ -44,20 +44,16 @@ Beyond -8 or 7 it is cut off, which can pay for a finer step everywhere else.
 """
 _TOP_MULTIPLIERS: Final = tuple(13 + i / 4 for i in range(13))
 """What the largest step of a channel is tried as, in units of the channel's scale."""
-_LEAST_IMPORTANCE: Final = 1e-4
-"""Of the largest: rows that calibration never saw still keep their shape."""
 _LARGEST_W8: Final = 127
 _LARGEST_W4: Final = 8 * MAX_MULTIPLIER
 
 
-def quantise_matrix(weight: Floats, encoding: Encoding, importance: Floats | None = None) -> Parts:
+def quantise_matrix(weight: Floats, encoding: Encoding) -> Parts:
     """Stores a matrix.
 
     Args:
         weight: f32 `[K, N]`, finite.
         encoding: how to store it.
-        importance: f32 `[K]`, not negative: what a squared error in each row counts, such as the mean square of the
-            activations that meet it. None counts all alike. Only the two-level encodings weigh their errors.
 
     Returns:
         The parts that `matrix_parts` describes.
@@ -69,7 +65,7 @@ def quantise_matrix(weight: Floats, encoding: Encoding, importance: Floats | Non
         return {"": _finite(weight)}
     if encoding == "w8":
         return _quantise_w8(weight, axis=0)
-    return _quantise_w4(weight, GROUP_SIZES[encoding], importance)
+    return _quantise_w4(weight, GROUP_SIZES[encoding])
 
 
 def quantise_embedding(weight: Floats, encoding: Encoding) -> Parts:
@@ -123,28 +119,18 @@ def _quantise_w8(weight: Floats, axis: int) -> Parts:
     return {"": values, "scale": scale.reshape(-1)}
 
 
-def _quantise_w4(weight: Floats, group: int, importance: Floats | None) -> Parts:
+def _quantise_w4(weight: Floats, group: int) -> Parts:
     """The two-level encodings, some columns at a time."""
     rows, columns = weight.shape
     padded = padded_rows(rows, group)
     nibbles: Bytes = np.empty((padded // 2, columns), np.uint8)
     multipliers: Int8s = np.empty((padded // group, columns), np.int8)
     scale: Floats = np.empty(columns, np.float32)
-    relative = None if importance is None else _relative_importance(importance, padded)
     step = max(1, _BLOCK // padded)
     for first in range(0, columns, step):
         block = slice(first, first + step)
-        nibbles[:, block], multipliers[:, block], scale[block] = _quantise_columns(weight[:, block], group, relative)
+        nibbles[:, block], multipliers[:, block], scale[block] = _quantise_columns(weight[:, block], group)
     return {"nibbles": nibbles, "multipliers": multipliers, "scale": scale}
-
-
-def _relative_importance(importance: Floats, padded: int) -> Floats:
-    """Importance over its largest, f32 `[padded]`; all ones where no row has any."""
-    relative: Floats = np.ones(padded, np.float32)
-    largest = importance.max()
-    if largest > 0:
-        relative[: len(importance)] = np.maximum(importance / largest, _LEAST_IMPORTANCE)
-    return relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +142,11 @@ class _Lanes:
     Attributes:
         units: f32 `[group, lanes]` in [-1, 1].
         peaks: f32 `[lanes]`; `units * peaks` are the weights.
-        importance: f32 `[group, lanes]`, or None where all rows count alike.
-        weighted: `units * importance`.
         values: f32 `[group, lanes]`, overwritten by each call of `round`.
     """
 
     units: Floats
     peaks: Floats
-    importance: Floats | None
-    weighted: Floats
     values: Floats
 
     def round(self, inverse: Floats | np.float32) -> Floats:
@@ -174,34 +156,28 @@ class _Lanes:
         return np.clip(self.values, -8, 7, out=self.values)
 
     def sums(self, inverse: Floats | np.float32) -> tuple[Floats, Floats]:
-        """Rounds, and sums `unit * value` and `value * value` over each lane, by importance."""
+        """Rounds, and sums `unit * value` and `value * value` over each lane."""
         values = self.round(inverse)
-        products = np.einsum("gl,gl->l", self.weighted, values)
-        if self.importance is None:
-            return products, np.einsum("gl,gl->l", values, values)
-        return products, np.einsum("gl,gl,gl->l", values, values, self.importance)
+        return np.einsum("gl,gl->l", self.units, values), np.einsum("gl,gl->l", values, values)
 
 
-def _lanes(weight: Floats, group: int, importance: Floats | None) -> _Lanes:
+def _lanes(weight: Floats, group: int) -> _Lanes:
     """Arranges weights f32 `[K, N]`, K in whole groups, as lanes `k * N + n` of the k-th group and column n."""
     columns = weight.shape[1]
     rows = np.ascontiguousarray(weight.reshape(-1, group, columns).transpose(1, 0, 2)).reshape(group, -1)
     high, low = rows.max(axis=0), rows.min(axis=0)
     peaks = np.where(high >= -low, -high, -low)
     rows /= np.where(peaks == 0, np.float32(1), peaks)
-    if importance is None:
-        return _Lanes(rows, peaks, None, rows, np.empty_like(rows))
-    by_lane = np.repeat(importance.reshape(-1, group).T, columns, axis=1)
-    return _Lanes(rows, peaks, by_lane, rows * by_lane, np.empty_like(rows))
+    return _Lanes(rows, peaks, np.empty_like(rows))
 
 
-def _quantise_columns(weight: Floats, group: int, importance: Floats | None) -> tuple[Bytes, Int8s, Floats]:
+def _quantise_columns(weight: Floats, group: int) -> tuple[Bytes, Int8s, Floats]:
     """Nibbles, multipliers and scales of some columns."""
     rows, columns = weight.shape
     largest = _largest(weight, axis=0)
     relative: Floats = np.zeros((padded_rows(rows, group), columns), np.float32)
     np.divide(weight, np.where(largest > 0, largest, np.float32(1)), out=relative[:rows])
-    lanes = _lanes(relative, group, importance)
+    lanes = _lanes(relative, group)
 
     steps, scale = _fit_steps(lanes, columns)
     multipliers, scale = _fit_multipliers(lanes, steps, scale)
@@ -239,7 +215,7 @@ def _fit_step(lanes: _Lanes, side: int) -> tuple[Floats, Floats, Floats]:
     """The best real step of each lane when its peak goes to this side of zero.
 
     Returns:
-        How much of the lane's weighted square the step explains, the step, and what an error of the step costs per
+        How much of the lane's square the step explains, the step, and what an error of the step costs per
         square: f32 `[lanes]` each.
     """
     gain, step, curvature = (np.zeros_like(lanes.peaks) for _ in range(3))
@@ -299,7 +275,7 @@ def _fit_multipliers(lanes: _Lanes, steps: tuple[Floats, Floats], scale: Floats)
             fitted = scales * multiplier
             product, square = lanes.sums(lanes.peaks / fitted)
             product *= lanes.peaks
-            # The weighted squared error, less the square of the weights themselves.
+            # The squared error, less the square of the weights themselves.
             error = fitted * (fitted * square - 2 * product)
             better = error < least
             least = np.minimum(error, least)

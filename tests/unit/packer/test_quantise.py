@@ -39,9 +39,9 @@ def _row_outliers(rows: int, columns: int) -> Floats:
     return weight
 
 
-def _stored(weight: Floats, encoding: Encoding, importance: Floats | None = None) -> Floats:
+def _stored(weight: Floats, encoding: Encoding) -> Floats:
     """What the weight reads back as; the parts on the way are legal."""
-    parts = quantise_matrix(weight, encoding, importance)
+    parts = quantise_matrix(weight, encoding)
     assert invalid_values(encoding, parts, len(weight)) is None
     stored = dequantise(encoding, parts, len(weight))
     assert stored.shape == weight.shape
@@ -65,30 +65,6 @@ def test_more_bits_are_more_accurate(make: Callable[[int, int], Floats]) -> None
     weight = make(512, 64)
     eight, four, less = (_error(weight, _stored(weight, encoding)) for encoding in QUANTISED)
     assert 0 < eight < four < less < 20
-
-
-@pytest.mark.parametrize("encoding", GROUPED)
-def test_importance_moves_the_error_to_rows_that_matter_less(encoding: Encoding) -> None:
-    weight = _gaussian(512, 64)
-    importance = np.random.default_rng(3).random(512, dtype=np.float32) ** 4
-    rooted = np.sqrt(importance)[:, None]
-    plain, weighted = _stored(weight, encoding), _stored(weight, encoding, importance)
-    assert _error(weight * rooted, weighted * rooted) < 0.97 * _error(weight * rooted, plain * rooted)
-
-
-@pytest.mark.parametrize("importance", [np.zeros(64), np.full(64, 1e30), np.full(64, 1e-40)])
-def test_equal_importance_is_no_importance(importance: Floats) -> None:
-    weight = _gaussian(64, 8)
-    stored = _stored(weight, "w4g32", importance.astype(np.float32))
-    np.testing.assert_allclose(stored, _stored(weight, "w4g32"), rtol=1e-6)
-
-
-@pytest.mark.parametrize("encoding", QUANTISED)
-def test_rows_without_importance_keep_their_shape(encoding: Encoding) -> None:
-    weight = _gaussian(128, 16)
-    importance = np.zeros(128, np.float32)
-    importance[::64] = 1
-    assert _error(weight, _stored(weight, encoding, importance)) < 25
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
