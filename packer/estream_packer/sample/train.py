@@ -6,17 +6,16 @@ Run with the `train` extra installed::
 
 The corpus is a folder of plain-text books, one paragraph a line. Two pieces never enter training, neither the
 tokenizer's nor the model's: `the-war-of-the-worlds.txt` and the last tenth of `middlemarch.txt`. They are the held-out
-text on which bits per byte are reported.
+text on which bits per byte are reported. The beginning of the first is written beside the model as `held-out.txt`.
 
 The learning rate follows the clock and not the step count, so that a slow or busy machine still ends with a model
-whose rate has decayed to nothing. Two runs therefore differ in the last digits; the model card
-records what this run did.
+whose rate has decayed to nothing. Two runs therefore differ in the last digits; what a run prints at its end belongs on
+the model card.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
@@ -26,6 +25,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
+HELD_OUT_BOOK = "the-war-of-the-worlds.txt"
+FIRST_WORDS = "No one would have believed"
+"""Where the held-out book begins, behind its title page."""
+EXCERPT_CHARACTERS = 100_000
+"""Most of the held-out book that `held-out.txt` holds."""
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 512
@@ -43,7 +47,7 @@ def split_corpus(folder: Path) -> tuple[list[str], list[str]]:
     training, held_out = [], []
     for path in sorted(folder.glob("*.txt")):
         text = path.read_text(encoding="utf-8")
-        if path.name == "the-war-of-the-worlds.txt":
+        if path.name == HELD_OUT_BOOK:
             held_out.append(text)
         elif path.name == "middlemarch.txt":
             cut = text.rindex("\n\n", 0, len(text) * 9 // 10)
@@ -54,6 +58,12 @@ def split_corpus(folder: Path) -> tuple[list[str], list[str]]:
     if len(held_out) != 2:
         raise SystemExit(f"{folder} lacks the two held-out books")
     return training, held_out
+
+
+def excerpt(book: str) -> str:
+    """The beginning of the held-out book, as many whole paragraphs as fit, closed by a line feed."""
+    begin = book.index(FIRST_WORDS)
+    return book[begin : book.rindex("\n\n", begin, begin + EXCERPT_CHARACTERS)] + "\n"
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
@@ -118,7 +128,7 @@ def learning_rate(step: int, spent: float) -> float:
 
 
 def main() -> None:
-    """Train, report held-out bits per byte, and write the checkpoint in the Hugging Face layout."""
+    """Train, write the checkpoint in the Hugging Face layout, and print the figures for its card."""
     parser = argparse.ArgumentParser(description="Train the sample model.")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -141,13 +151,7 @@ def main() -> None:
         betas=(0.9, 0.95),
     )
 
-    def save(note: dict[str, float]) -> None:
-        model.to(torch.bfloat16).save_pretrained(arguments.out)
-        tokenizer.save(str(arguments.out / "tokenizer.json"))
-        (arguments.out / "training.json").write_text(json.dumps(note, indent=2) + "\n")
-        model.to(torch.float32)
-
-    started, step, windows, saved = time.monotonic(), 0, np.empty(0, np.int64), 0.0
+    started, step, windows = time.monotonic(), 0, np.empty(0, np.int64)
     while (spent := (time.monotonic() - started) / 60 / arguments.minutes) < 1.0:
         if len(windows) < BATCH:  # a new pass: cut the stream at another phase, in another order
             windows = shuffle.permutation(np.arange(shuffle.integers(CONTEXT), len(training) - CONTEXT, CONTEXT))
@@ -165,25 +169,17 @@ def main() -> None:
         if step % 50 == 0:
             minute = spent * arguments.minutes
             print(f"step {step} minute {minute:.1f} loss {float(loss):.3f} rate {rate:.1e}", flush=True)
-        if spent - saved > 0.12:  # a stopped run still leaves a model
-            saved = spent
-            weights = {name: value.clone() for name, value in model.state_dict().items()}
-            save({"steps": step})
-            model.load_state_dict(weights)
+    minutes, tokens = (time.monotonic() - started) / 60, step * BATCH * CONTEXT
 
-    model.to(torch.bfloat16).to(torch.float32)  # judge the weights as they are stored
-    loss_value = held_out_loss(model, held_out)
+    model.to(torch.bfloat16).save_pretrained(arguments.out)
+    tokenizer.save(str(arguments.out / "tokenizer.json"))
+    book = (arguments.corpus / HELD_OUT_BOOK).read_text(encoding="utf-8")
+    (arguments.out / "held-out.txt").write_text(excerpt(book), encoding="utf-8")
+
+    loss_value = held_out_loss(model.to(torch.float32), held_out)  # of the weights as they are stored
     bits_per_byte = loss_value * len(held_out) / math.log(2) / held_out_bytes
-    note = {
-        "steps": step,
-        "tokens": step * BATCH * CONTEXT,
-        "passes": step * BATCH * CONTEXT / len(training),
-        "minutes": (time.monotonic() - started) / 60,
-        "held_out_loss_nats_per_token": loss_value,
-        "held_out_bits_per_byte": bits_per_byte,
-    }
-    save(note)
-    print(json.dumps(note, indent=2))
+    print(f"{minutes:.0f} minutes, {step:,} steps, {tokens:,} tokens, {tokens / len(training):.1f} passes")
+    print(f"held out: {loss_value:.3f} nats a token, {bits_per_byte:.3f} bits per byte")
 
 
 if __name__ == "__main__":
