@@ -4,29 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 
+from cli.conftest import Pack
 from estream_loader import open_package
-from estream_loader.console import run_command
-from estream_packer.cli import PROGRAM, group
+from estream_packer.cli import group
 from fixtures.olmoe import CheckpointFactory
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """`run(*arguments)`: exit status, standard output and standard error of `estream-pack`."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        status = run_command(group, PROGRAM, [str(argument) for argument in arguments])
-        return status, *capfd.readouterr()
-
-    return call
 
 
 def names(folder: Path) -> list[str]:
@@ -34,10 +20,10 @@ def names(folder: Path) -> list[str]:
 
 
 def test_build_packs_a_checkpoint_and_says_where_the_bytes_went(
-    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
 ) -> None:
     output = tmp_path / "model.emoe"
-    status, out, err = run("build", olmoe_checkpoint("base"), "-o", output)
+    status, out, err = pack("build", olmoe_checkpoint("base"), "-o", output)
     assert (status, err) == (0, "")
     with open_package(output, integrity="full") as package:
         assert f"file id {package.file_id.hex()}" in out
@@ -47,9 +33,11 @@ def test_build_packs_a_checkpoint_and_says_where_the_bytes_went(
         assert word in out
 
 
-def test_json_is_the_whole_output_and_adds_up(tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run) -> None:
+def test_json_is_the_whole_output_and_adds_up(tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack) -> None:
     output = tmp_path / "model.emoe"
-    status, out, _ = run("build", olmoe_checkpoint("base"), "-o", output, "--json", "--experts", "w8", "--dense", "f32")
+    status, out, _ = pack(
+        "build", olmoe_checkpoint("base"), "-o", output, "--json", "--experts", "w8", "--dense", "f32"
+    )
     result = json.loads(out)
     assert status == 0
     assert result["output"] == str(output)
@@ -58,7 +46,7 @@ def test_json_is_the_whole_output_and_adds_up(tmp_path: Path, olmoe_checkpoint: 
 
 
 def test_a_recipe_and_the_same_flags_give_the_same_package(
-    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
 ) -> None:
     (tmp_path / "checkpoint").symlink_to(olmoe_checkpoint("base"))
     recipe = tmp_path / "recipe.toml"
@@ -66,21 +54,21 @@ def test_a_recipe_and_the_same_flags_give_the_same_package(
         '[source]\ncheckpoint = "checkpoint"\n[model]\nname = "Tiny"\nlicence = "MIT"\n'
         '[weights]\nexperts = "w4g64"\ndense = "w4g32"\nactivations = "f32"\n'
     )
-    assert run("build", recipe, "-o", tmp_path / "recipe.emoe", "--jobs", "3", "--json")[0] == 0
+    assert pack("build", recipe, "-o", tmp_path / "recipe.emoe", "--jobs", "3", "--json")[0] == 0
     flags = ["--experts", "w4g64", "--dense", "w4g32", "--activations", "f32", "--name", "Tiny", "--licence", "MIT"]
-    assert run("build", tmp_path / "checkpoint", "-o", tmp_path / "flags.emoe", *flags)[0] == 0
+    assert pack("build", tmp_path / "checkpoint", "-o", tmp_path / "flags.emoe", *flags)[0] == 0
     assert (tmp_path / "recipe.emoe").read_bytes() == (tmp_path / "flags.emoe").read_bytes()
 
 
 def test_a_recipe_is_never_overruled_and_never_replaced(
-    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
 ) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(f'[source]\ncheckpoint = "{olmoe_checkpoint("base")}"\n')
-    status, _, err = run("build", recipe, "-o", tmp_path / "model.emoe", "--experts", "f32", "--name", "x")
+    status, _, err = pack("build", recipe, "-o", tmp_path / "model.emoe", "--experts", "f32", "--name", "x")
     assert status == 2
     assert "error: --experts, --name cannot be given with a recipe" in err
-    status, _, err = run("build", recipe, "-o", recipe)
+    status, _, err = pack("build", recipe, "-o", recipe)
     assert (status, "output is the recipe" in err) == (1, True)
     assert names(tmp_path) == ["recipe.toml"]
 
@@ -96,8 +84,8 @@ def test_a_recipe_is_never_overruled_and_never_replaced(
         ([".", "-o", "x.emoe", "--fast"], "no such option"),
     ],
 )
-def test_wrong_usage_exits_with_2(run: Run, arguments: list[str], message: str) -> None:
-    status, out, err = run("build", *arguments)
+def test_wrong_usage_exits_with_2(pack: Pack, arguments: list[str], message: str) -> None:
+    status, out, err = pack("build", *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("estream-pack: error: ")
     assert message in err.lower()
@@ -105,7 +93,7 @@ def test_wrong_usage_exits_with_2(run: Run, arguments: list[str], message: str) 
 
 
 def test_a_refusal_exits_with_1_and_says_what_to_do(
-    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, run: Run
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
 ) -> None:
     source = olmoe_checkpoint("base")
     for arguments, message, hint in (
@@ -114,7 +102,7 @@ def test_a_refusal_exits_with_1_and_says_what_to_do(
         ((source, "-o", tmp_path / "absent" / "x.emoe"), "no such file or directory", "make the folder first"),
         ((source, "-o", source / "config.json"), "output is a file of the checkpoint", "give another name"),
     ):
-        status, out, err = run("build", *arguments)
+        status, out, err = pack("build", *arguments)
         assert (status, out) == (1, "")
         error_line, hint_line = err.splitlines()
         assert error_line.startswith("estream-pack: error: ")
@@ -144,16 +132,16 @@ main()
     assert names(tmp_path) == []
 
 
-def test_every_verb_is_a_command_that_the_help_lists(run: Run) -> None:
-    status, out, _ = run("--help")
+def test_every_verb_is_a_command_that_the_help_lists(pack: Pack) -> None:
+    status, out, _ = pack("--help")
     verbs = group.list_commands(click.Context(group))
     assert status == 0
     assert {"build", "sample"} <= set(verbs)
     for verb in verbs:
         assert f"  {verb} " in out
-        assert run(verb, "--help")[0] == 0
+        assert pack(verb, "--help")[0] == 0
 
 
-def test_an_unknown_verb_is_wrong_usage(run: Run) -> None:
-    status, _, err = run("bild")
+def test_an_unknown_verb_is_wrong_usage(pack: Pack) -> None:
+    status, _, err = pack("bild")
     assert (status, "bild" in err, "estream-pack --help" in err) == (2, True, True)
