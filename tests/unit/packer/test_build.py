@@ -281,9 +281,14 @@ def test_blocks_do_not_show_in_the_package(
     assert (tmp_path / "blocks.emoe").read_bytes() == (tmp_path / "whole.emoe").read_bytes()
 
 
+@pytest.mark.parametrize(("jobs", "most"), [(3, 3 + 1), (None, 1 + 1)])
 def test_few_records_are_in_memory_at_a_time(
-    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch, jobs: int | None, most: int
 ) -> None:
+    def one_processor(_: int) -> set[int]:
+        return {0}
+
+    monkeypatch.setattr(os, "sched_getaffinity", one_processor)
     watch, begun, in_flight = Watch(), count(1), []
     make = assemble.assemble
 
@@ -292,9 +297,9 @@ def test_few_records_are_in_memory_at_a_time(
         return make(*arguments)
 
     monkeypatch.setattr(build_module, "assemble", counted)
-    build(olmoe_checkpoint("base"), tmp_path / "model.emoe", BuildOptions(jobs=3), watch)
+    build(olmoe_checkpoint("base"), tmp_path / "model.emoe", BuildOptions(jobs=jobs), watch)
     assert len(in_flight) == LAYERS + 2 + LAYERS * EXPERTS
-    assert max(in_flight) <= 3 + 1
+    assert max(in_flight) <= most
 
 
 class Watch:
