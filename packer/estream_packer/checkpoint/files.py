@@ -40,6 +40,7 @@ class InputFile:
             raise PackError(f"file cannot be opened: {reason(error)}", path=str(path)) from None
         status = os.fstat(self._descriptor)
         self.length = status.st_size
+        self._stamp = _stamp(status)
         if not S_ISREG(status.st_mode):
             self.close()
             raise PackError("not a regular file", path=str(path))
@@ -90,6 +91,20 @@ class InputFile:
         self.read_into(memoryview(data), 0)
         return bytes(data)
 
+    def check_unchanged(self) -> None:
+        """Refuse a file that is no longer what it was when it was opened.
+
+        Raises:
+            PackError: its length, its content or its inode changed, or that cannot be known.
+        """
+        try:
+            now = _stamp(os.fstat(self._descriptor))
+        except OSError as error:
+            raise PackError(f"file cannot be read: {reason(error)}", path=str(self.path)) from None
+        if now != self._stamp:
+            hint = "try again when nothing writes to the checkpoint"
+            raise PackError("file changed while it was packed", path=str(self.path), hint=hint)
+
     def update(self, digest: Hash, begin: int, end: int) -> None:
         """Feed the bytes from `begin` to `end` to a digest, through a small buffer.
 
@@ -101,6 +116,11 @@ class InputFile:
             step = buffer[: min(_STEP, end - offset)]
             self.read_into(step, offset)
             digest.update(step)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    """What differs after any write: length, and the times of the last change of content and of inode."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def reason(error: OSError | ValueError) -> str:

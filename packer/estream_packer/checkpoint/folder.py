@@ -89,6 +89,15 @@ class Checkpoint:
         """Every file that makes up the checkpoint: documents, index and weights."""
         return tuple(file.path for file in self._files)
 
+    def check_unchanged(self) -> None:
+        """Refuse a checkpoint of which a file is no longer what it was when it was opened.
+
+        Raises:
+            PackError: a file changed, or that cannot be known.
+        """
+        for file in self._files:
+            file.check_unchanged()
+
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """A tensor, or some rows of it, as finite f32. See `SafetensorsFile.read`.
 

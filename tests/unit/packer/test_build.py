@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from estream_loader import Package, open_package
+from estream_loader.progress import Progress
 from estream_loader.records import tensors
 from estream_packer import assemble, writer
 from estream_packer import build as build_module
@@ -325,12 +326,14 @@ def test_progress_ends_at_the_bytes_of_all_weights(tmp_path: Path, olmoe_checkpo
 # Refusals: no output, and an older one stays as it was.
 
 
-def refused(source: Path, output: Path, message: str, options: BuildOptions | None = None) -> PackError:
+def refused(
+    source: Path, output: Path, message: str, options: BuildOptions | None = None, progress: Progress | None = None
+) -> PackError:
     """Build onto an older output in a folder of its own, and expect to be refused without a trace."""
     output.parent.mkdir()
     output.write_bytes(b"older")
     with pytest.raises(PackError, match=message) as refusal:
-        build(source, output, options)
+        build(source, output, options, progress)
     assert (names(output.parent), output.read_bytes()) == ([output.name], b"older")
     return refusal.value
 
@@ -356,6 +359,24 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path: Path, olmoe_ch
     held["model.layers.1.mlp.experts.11.down_proj.weight"][63, 31] = np.nan
     save_file(held, source / "model.safetensors")
     refused(source, tmp_path / "out" / "model.emoe", r"experts\.11\.down_proj\.weight' has nan at index \[63, 31\]")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_checkpoint_that_changes_while_it_is_packed_is_refused(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, name: str
+) -> None:
+    source, output = tmp_path / "checkpoint", tmp_path / "out" / "model.emoe"
+    shutil.copytree(olmoe_checkpoint("base"), source)
+
+    class Meddler(Watch):
+        def advance(self, amount: int) -> None:
+            with (source / name).open("r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b" ")
+            os.utime(source / name, ns=(0, 0))
+
+    error = refused(source, output, "file changed while it was packed", progress=Meddler())
+    assert error.path == str(source / name)
 
 
 def test_a_record_above_the_limit_is_refused_with_the_way_out(
