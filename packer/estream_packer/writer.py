@@ -11,11 +11,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
@@ -40,10 +42,13 @@ from estream_spec.records import DirectoryEntry, RecordRange, RecordTable, Super
 ZSTD_LEVEL: Final = 19
 """Graphs and a tokenizer are small; they are compressed once and read often."""
 PARTIAL_SUFFIX: Final = ".partial"
+MAX_PARTIAL_STEM: Final = 255 - len("..01234567") - len(PARTIAL_SUFFIX)
+"""Bytes of the output's name that fit into that of a partial file, where a name may have 255."""
 HINTS: Final = {
     errno.ENOSPC: "free some space there, or write to another place",
     errno.EDQUOT: "free some space there, or write to another place",
     errno.EFBIG: "the file system or a limit of this process allows no file of this size",
+    errno.ENAMETOOLONG: "give a shorter name",
     errno.ENOENT: "make the folder first",
     errno.EROFS: "write to another place",
     errno.EACCES: "write to a folder you own",
@@ -230,13 +235,17 @@ def check_output(output: Path) -> None:
     """Refuse a name that no package can take.
 
     Raises:
-        PackError: it is a folder, a device, or anything else that is not a plain file.
+        PackError: it is a folder, a device, or anything else that is not a plain file; or it is too long.
     """
     with _refused(output):
-        if output.is_dir():
-            raise PackError("output is a folder", path=str(output), hint="give the name of the .emoe file to write")
-        if output.exists() and not output.is_file():
-            raise PackError("output exists and is not a plain file", path=str(output), hint="write to another place")
+        try:
+            mode = output.stat().st_mode
+        except FileNotFoundError:
+            return
+    if S_ISDIR(mode):
+        raise PackError("output is a folder", path=str(output), hint="give the name of the .emoe file to write")
+    if not S_ISREG(mode):
+        raise PackError("output exists and is not a plain file", path=str(output), hint="write to another place")
 
 
 @contextlib.contextmanager
@@ -258,10 +267,20 @@ def _compressed(data: bytes) -> tuple[bytes, Codec]:
     return data, Codec.NONE
 
 
+def _partial_stem(output: Path) -> str:
+    """How partial files of the output are called: by its name, or where that is long, its beginning and digest."""
+    name = os.fsencode(output.name)
+    if len(name) <= MAX_PARTIAL_STEM:
+        return output.name
+    digest = sha256(name).hexdigest()[:16]
+    return f"{name[: MAX_PARTIAL_STEM - len(digest) - 1].decode(errors='ignore')}~{digest}"
+
+
 def _create_partial(output: Path) -> tuple[Path, BinaryIO]:
     """Make a locked file beside the output."""
+    stem = _partial_stem(output)
     while True:
-        path = output.parent / f".{output.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
+        path = output.parent / f".{stem}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         file = os.fdopen(descriptor, "wb")
         with contextlib.suppress(OSError):  # some network file systems know no locks; then nothing is ever swept there
@@ -274,13 +293,23 @@ def _create_partial(output: Path) -> tuple[Path, BinaryIO]:
 
 def _remove_leavings(output: Path) -> None:
     """Remove the partial files of this output whose writers are dead, as far as that is possible."""
-    prefix = f".{output.name}."
+    leaving = re.compile(rf"\.{re.escape(_partial_stem(output))}\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}")
     with contextlib.suppress(OSError):
         for path in output.parent.iterdir():
-            if path.name.startswith(prefix) and path.name.endswith(PARTIAL_SUFFIX):
-                with contextlib.suppress(OSError), path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
+            if leaving.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    _remove_leaving(path)
+
+
+def _remove_leaving(path: Path) -> None:
+    """Remove a regular file that nobody has locked. A pipe is not waited for, a link not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        if S_ISREG(os.fstat(descriptor).st_mode):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -145,6 +145,30 @@ def test_files_of_dead_writers_are_removed_and_those_of_writers_at_work_are_not(
     assert names(tmp_path) == [foreign.name, output.name]
 
 
+def test_only_leavings_of_the_very_output_are_removed(tmp_path: Path) -> None:
+    files = [".model.emoe.notes.partial", ".model.emoe.2.emoe.01234567.partial", ".model.emoe.0123456X.partial"]
+    for name in files:
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / ".model.emoe.01234567.partial")
+    (tmp_path / ".model.emoe.89abcdef.partial").symlink_to(tmp_path / files[0])
+    before = names(tmp_path)
+    write(tmp_path / "model.emoe")
+    assert names(tmp_path) == sorted([*before, "model.emoe"])
+
+
+@pytest.mark.parametrize("name", ["x" * 238, "x" * 255, "ü" * 127])
+def test_every_name_a_file_may_have_can_be_written_and_cleaned_up_after(tmp_path: Path, name: str) -> None:
+    other = tmp_path / f"{name[:-1]}y"
+    write(tmp_path / name)
+    with PackageWriter(other, 12):
+        [partial] = tmp_path.glob(".*.partial")
+        assert partial.name.startswith(f".{name[:100]}")
+    for output, removed in ((tmp_path / name, False), (other, True)):
+        partial.write_bytes(b"left behind by a writer of the other")
+        write(output)
+        assert partial.exists() != removed
+
+
 def test_an_output_that_is_not_a_plain_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="output is a folder"):
         write(tmp_path)
@@ -158,7 +182,7 @@ def test_an_output_that_is_not_a_plain_file_is_refused(tmp_path: Path) -> None:
     [
         ("absent/model.emoe", "no such file or directory", "make the folder first"),
         ("file/model.emoe", "not a directory", None),
-        ("x" * 250, "file name too long", None),
+        ("x" * 256, "file name too long", "give a shorter name"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_with_the_reason(
