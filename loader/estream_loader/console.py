@@ -6,17 +6,44 @@ what can be done about it. A reader that closes the pipe ends the program withou
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 
 import click
 import msgspec
 
 from estream_spec.errors import EmoeError
 
+NO_VERBS = {"options"}
+"""Modules beside the verbs that hold what several of them share."""
 REFUSED = 1
 USAGE = 2
 INTERRUPTED = 130
+
+
+def verbs_of(package: ModuleType) -> type[click.Group]:
+    """A group with a verb for each module of a package that has a `command`; each is imported when it is called for.
+
+    The module's name is the verb's, with hyphens.
+    """
+
+    class Verbs(click.Group):
+        def list_commands(self, ctx: click.Context) -> list[str]:
+            names = (module.name.replace("_", "-") for module in iter_modules(package.__path__))
+            return sorted(name for name in names if name not in NO_VERBS)
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            if cmd_name not in self.list_commands(ctx):
+                return None
+            command = import_module(f"{package.__name__}.{cmd_name.replace('-', '_')}").command
+            assert isinstance(command, click.Command)
+            return command
+
+    return Verbs
 
 
 def run_command(command: click.Command, program: str, arguments: list[str] | None = None) -> int:
@@ -30,11 +57,18 @@ def run_command(command: click.Command, program: str, arguments: list[str] | Non
     Returns:
         The exit code.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     try:
         result = command.main(arguments, program, standalone_mode=False)
-        sys.stdout.flush()  # while a closed pipe can still be told from other ends
+        if sys.stdout is not None:  # None where it was closed from outside
+            sys.stdout.flush()  # while a closed pipe can still be told from other ends
     except EmoeError as error:
         return _fail(program, str(error), error.hint)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE
     except click.UsageError as error:
         help_line = f"{error.ctx.command_path if error.ctx else program} --help"
         return _fail(program, error.format_message(), f"see '{help_line}'", code=USAGE)
@@ -49,6 +83,12 @@ def run_command(command: click.Command, program: str, arguments: list[str] | Non
     except OSError as error:
         place = "" if error.filename is None else f" (at {error.filename})"
         return _fail(program, f"{(error.strerror or str(error)).lower()}{place}")
+    except MemoryError:
+        return _fail(program, "out of memory", "give it more, or less to do at a time")
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        return _fail(program, "no more threads can be started", "allow this process more, or ask for fewer")
     return result if isinstance(result, int) else 0  # an exit code where the command asked for one, as --help does
 
 

@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estream_loader.package import Package
-from estream_loader.records import RecordPlace
-from estream_loader.source import read, read_exactly
+from estream_loader.records import DTYPES, RecordPlace
+from estream_loader.source import read
 from estream_spec.errors import IntegrityError
+from estream_spec.layout import round_up
 
-_PIECE = 1 << 22
+_READ = 1 << 22
 """Bytes read at a time while the embedding is proven."""
+_PIECE = 1 << 14
+"""Bytes with a checksum of their own: what is read and proven again for each row."""
 
 
 def load_record(package: Package, place: RecordPlace) -> memoryview:
@@ -32,21 +35,21 @@ def load_record(package: Package, place: RecordPlace) -> memoryview:
 class EmbeddingRows:
     """The embedding, of which only the rows asked for are read.
 
-    Its record is proven once, in pieces, before the first row is used (unless the policy is `open`).
+    Unless the policy is `open`, the record is proven as a whole before the first row is used. The checksums of its
+    pieces are kept from that, and whatever is read later must agree with them.
     """
 
     def __init__(self, package: Package):
         self._package = package
         self._place = place = package.dense.place(0)
+        self._checksums: list[int] = []
+        if package.integrity != "open":
+            self._prove()
         by_name = {tensor.name: tensor for tensor in place.layout.tensors}
         self._rows = by_name["embedding"]
         self._row_bytes = self._rows.length // self._rows.shape[0]
-        if package.integrity != "open":
-            self._prove()
-        self._scale: NDArray[np.float32] | None = None
-        if scale := by_name.get("embedding.scale"):
-            data = read(package.source, place.offset + scale.offset, scale.length)
-            self._scale = np.frombuffer(data, np.float32)
+        scale = by_name.get("embedding.scale")
+        self._scale = None if scale is None else np.frombuffer(self._read(scale.offset, scale.length), np.float32)
 
     def gather(self, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Rows of the embedding.
@@ -56,23 +59,37 @@ class EmbeddingRows:
 
         Returns:
             [tokens, hidden] f32.
+
+        Raises:
+            IntegrityError: bytes are missing or not the ones that were proven.
+            LinkError: the device failed.
         """
-        dtype = np.int8 if self._rows.dtype == "i8" else np.float32
-        stored = np.empty((len(token_ids), self._rows.shape[1]), dtype)
-        view = stored.data.cast("B")
-        for position, token in enumerate(token_ids):
-            offset = self._place.offset + self._rows.offset + int(token) * self._row_bytes
-            into = view[position * self._row_bytes : (position + 1) * self._row_bytes]
-            read_exactly(self._package.source, into, offset)
+        rows = [self._read(self._rows.offset + int(token) * self._row_bytes, self._row_bytes) for token in token_ids]
+        stored = np.frombuffer(b"".join(rows), DTYPES[self._rows.dtype]).reshape(len(rows), -1)
         if self._scale is None:
-            return stored.astype(np.float32, copy=False)
+            return stored
         return stored * self._scale[token_ids, None]
 
     def _prove(self) -> None:
         checksum, place = 0, self._place
-        for start in range(0, place.length, _PIECE):
-            piece = read(self._package.source, place.offset + start, min(_PIECE, place.length - start))
-            checksum = crc32c.crc32c(piece, checksum)
-        if checksum != place.checksum:
-            message = f"record has checksum {checksum:08x}, its table says {place.checksum:08x}"
-            raise IntegrityError(message, path=place.path, offset=place.offset)
+        for start in range(0, place.length, _READ):
+            data = read(self._package.source, place.offset + start, min(_READ, place.length - start))
+            checksum = crc32c.crc32c(data, checksum)
+            self._checksums += _piece_checksums(data)
+        place.check(checksum)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        """Bytes of the record from `offset`, read in whole pieces and compared with what was proven."""
+        first = offset // _PIECE
+        start, stop = first * _PIECE, min(round_up(offset + length, _PIECE), self._place.length)
+        data = read(self._package.source, self._place.offset + start, stop - start)
+        found = _piece_checksums(data) if self._checksums else []
+        if found != self._checksums[first : first + len(found)]:
+            message = "the embedding has changed since it was proven"
+            raise IntegrityError(message, path=self._place.path, offset=self._place.offset + start)
+        return data[offset - start : offset - start + length]
+
+
+def _piece_checksums(data: bytes) -> list[int]:
+    view = memoryview(data)
+    return [crc32c.crc32c(view[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]

@@ -45,6 +45,7 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
         if not entry.flags & SectionFlag.RECORDS and entry.type != SectionType.FREE:
             verify_section(package, entry)
             advance(entry.stored_length)
+    check_text(package)
     places = [*package.dense.places(), *package.experts.places()]
     with ThreadPoolExecutor() as pool:
         try:
@@ -83,6 +84,18 @@ def verify_section(package: Package, entry: DirectoryEntry) -> None:
         raise IntegrityError("section digest differs from the directory's", offset=entry.offset)
 
 
+def check_text(package: Package) -> None:
+    """Prove that the chat template is text.
+
+    Raises:
+        InvalidError: it is not UTF-8.
+    """
+    try:
+        (package.chat_template or b"").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidError(f"byte {error.start} is not UTF-8", path="chat_template section 0") from None
+
+
 def verify_record(package: Package, place: RecordPlace) -> None:
     """Prove one record: checksum, digest, and zeros in its padding.
 
@@ -96,9 +109,7 @@ def verify_record(package: Package, place: RecordPlace) -> None:
         checksum = crc32c.crc32c(piece, checksum)
         digest.update(piece)
     padding = read(package.source, payload, place.offset + place.length - payload)
-    if (checksum := crc32c.crc32c(padding, checksum)) != place.checksum:
-        message = f"record has checksum {checksum:08x}, its table says {place.checksum:08x}"
-        raise IntegrityError(message, path=place.path, offset=place.offset)
+    place.check(crc32c.crc32c(padding, checksum))
     if digest.digest() != place.digest:
         raise IntegrityError("record digest differs from its table's", path=place.path, offset=place.offset)
     if padding.strip(b"\0"):

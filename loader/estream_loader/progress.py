@@ -35,7 +35,7 @@ def open_progress(unit: Literal["bytes", "tokens"] = "bytes") -> Iterator[Progre
     Args:
         unit: what is counted.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None where the stream was closed from outside
         yield Quiet()
         return
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from estream_spec.errors import IntegrityError
 from estream_spec.manifest import RecordLayout
 from estream_spec.records import DirectoryEntry, RecordTable
 
@@ -31,6 +32,16 @@ class RecordPlace:
     """SHA-256 over its payload."""
     path: str
     """What messages call it."""
+
+    def check(self, checksum: int) -> None:
+        """Compare the checksum of what was read, crc32c over all its bytes, with the table's.
+
+        Raises:
+            IntegrityError: it is another.
+        """
+        if checksum != self.checksum:
+            message = f"record has checksum {checksum:08x}, its table says {self.checksum:08x}"
+            raise IntegrityError(message, path=self.path, offset=self.offset)
 
 
 class RecordSection:

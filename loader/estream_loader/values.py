@@ -38,9 +38,9 @@ def check_values(package: Package, place: RecordPlace) -> None:
         own = {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] == matrix.name}
         in_matrices |= own.keys()
         _check_matrix(package, place, matrix, own)
-    for name in tensors.keys() - in_matrices:
-        for block in _blocks(package, place, tensors[name]):
-            _refuse(invalid_values("f32", {"": block}, len(block)), place, name)
+    for vector in place.layout.tensors:
+        if vector.name not in in_matrices:
+            _refuse(invalid_values("f32", {"": _rows(package, place, vector, 0)}, 1), place, vector.name)
 
 
 def _check_matrix(package: Package, place: RecordPlace, matrix: Matrix, tensors: dict[str, Tensor]) -> None:

@@ -6,21 +6,17 @@ import sys
 
 import click
 
-from estream_loader.console import run_command
-from estream_runtime.commands import generate, score
+from estream_loader.console import run_command, verbs_of
+from estream_runtime import commands
 from estream_spec import __version__
 
 PROGRAM = "estream-run"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=verbs_of(commands), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def group() -> None:
     """Run .emoe packages while their experts pass through a small arena of memory."""
-
-
-group.add_command(generate.command, "generate")
-group.add_command(score.command, "score")
 
 
 def main() -> None:

@@ -31,7 +31,9 @@ class EmoeError(Exception):
         place = [f"offset {self.offset:#x}"] if self.offset is not None else []
         if self.path is not None:
             place.append(self.path)
-        return f"{self.message} (at {', '.join(place)})" if place else self.message
+        text = f"{self.message} (at {', '.join(place)})" if place else self.message
+        # A name out of a file or a command line must not break the line or steer the terminal.
+        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 class FormatError(EmoeError, ValueError):

@@ -46,11 +46,16 @@ def command(
     prompt_ids = encode_prompt(session.package, prompt)
     generation = session.generate(prompt_ids, max_new_tokens, temperature, top_p, seed)
     stream, pieces, token_ids = TextStream(tokenizer, prompt_ids), list[str](), list[int]()
-    for token in generation:
-        token_ids.append(token)
-        if token not in session.package.manifest.model.end_tokens:
-            _show(stream.push(token), pieces, as_json)
-    _show(stream.finish(), pieces, as_json)
+    try:
+        for token in generation:
+            token_ids.append(token)
+            if token not in session.package.manifest.model.end_tokens:
+                _show(stream.push(token), pieces, as_json)
+        _show(stream.finish(), pieces, as_json)
+    except BaseException:
+        if any(pieces) and not as_json:
+            click.echo()  # an error is not to stand on the text's last line
+        raise
     package_bytes = session.package.container.superblock.file_length
     if as_json:
         stats = generation.stats

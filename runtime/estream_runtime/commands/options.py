@@ -42,12 +42,15 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("package", type=click.Path(path_type=Path))
     @click.option(
-        "--arena", type=size, metavar="SIZE", help="Memory for experts, such as 512K or 8M.  [default: the package's]"
+        "--arena",
+        type=size,
+        metavar="SIZE",
+        help="Most memory for experts, such as 512K or 8M; whole groups of them are used.  [default: the package's]",
     )
     @click.option(
         "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True, help="What computes."
     )
-    @click.option("--threads", type=click.IntRange(min=1), help="Threads for computing.  [default: all processors]")
+    @click.option("--threads", type=click.IntRange(1, 256), help="Threads for computing.  [default: all processors]")
     @click.option(
         "--integrity",
         type=click.Choice(get_args(Integrity)),

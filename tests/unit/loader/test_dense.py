@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as set_fields
 
 from estream_loader import open_package
 from estream_loader.dense import EmbeddingRows, load_record
 from estream_loader.records import tensors
 from estream_spec.errors import IntegrityError
 from estream_spec.weights import Encoding
-from fixtures.packages import ENCODINGS, Draft
+from fixtures.packages import ENCODINGS, MODEL, Draft
 from fixtures.sources import CountingSource
 
 ENCODING: tuple[Encoding, ...] = ("f32", "w8")
@@ -40,13 +41,14 @@ def test_rows_are_those_of_the_whole_embedding(encoding: Encoding) -> None:
 
 
 def test_only_the_rows_asked_for_are_read() -> None:
-    source = CountingSource(Draft().seal())
+    source = CountingSource(Draft(model=set_fields(MODEL, vocabulary=4096)).seal())
     with open_package(source) as package:
         rows = EmbeddingRows(package)
         place = package.dense.place(0)
         source.reads.clear()
-        rows.gather(np.array([5, 2]))
-    assert source.reads == [(place.offset + 5 * 32, 32), (place.offset + 2 * 32, 32)]
+        rows.gather(np.array([5, 3000]))
+    piece = 16384
+    assert source.reads == [(place.offset, piece), (place.offset + 3000 * 32 // piece * piece, piece)]
 
 
 def test_embedding_is_proven_before_its_first_row() -> None:
@@ -69,3 +71,19 @@ def test_damaged_dense_record() -> None:
     with open_package(bytes(data)) as package, pytest.raises(IntegrityError) as caught:
         load_record(package, package.dense.place(3))
     assert caught.value.path == "dense[3][0]"
+
+
+def test_embedding_rows_that_change_after_they_were_proven() -> None:
+    """Bytes that are others when a row is read again · refused, and under `open` not looked at."""
+    for integrity, refused in (("paged", True), ("open", False)):
+        data = bytearray(Draft().seal())
+        with open_package(data, integrity=integrity) as package:  # type: ignore[arg-type]
+            rows = EmbeddingRows(package)
+            before = rows.gather(np.array([3, 0]))
+            place = package.dense.place(0)
+            data[place.offset + 3 * 32] ^= 1
+            if refused:
+                with pytest.raises(IntegrityError, match="has changed since it was proven"):
+                    rows.gather(np.array([3]))
+            else:
+                assert not np.array_equal(rows.gather(np.array([3, 0])), before)
