@@ -25,11 +25,12 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
 
+from estream_packer.checkpoint.files import InputFile
 from estream_spec import limits
 from estream_spec.constants import DEFAULT_PAGE_SHIFT
 from estream_spec.errors import PackError
@@ -39,6 +40,8 @@ from estream_spec.weights import Encoding
 DenseEncoding = Literal["f32", "w8", "w4g32"]
 """How dense weights may be stored."""
 MAX_JOBS: Final = 1024
+MAX_RECIPE_LENGTH: Final = 1 << 20
+"""1 MiB; a recipe has a few hundred bytes."""
 PageShift = Annotated[int, Meta(ge=limits.MIN_PAGE_SHIFT, le=limits.MAX_PAGE_SHIFT)]
 
 
@@ -128,6 +131,7 @@ def check_options(options: BuildOptions) -> None:
     """
     for field in msgspec.structs.fields(options):
         value = getattr(options, field.name)
+        _check_choice(value, field.type, f"option {field.name}")
         try:
             msgspec.convert(value, field.type)
             msgspec.msgpack.encode(value)
@@ -142,12 +146,13 @@ def read_recipe(path: Path) -> tuple[Path, BuildOptions]:
         The checkpoint folder, and the options.
 
     Raises:
-        PackError: it cannot be read, is not TOML, has an unknown key or a value that is not allowed.
+        PackError: it is not a file of at most `MAX_RECIPE_LENGTH` bytes, cannot be read, is not TOML, has an unknown
+            key or a value that is not allowed.
     """
+    with InputFile(path) as file:
+        data = file.read_all(MAX_RECIPE_LENGTH)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PackError(f"recipe cannot be read: {(error.strerror or str(error)).lower()}", path=str(path)) from error
+        document = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise PackError("recipe is not UTF-8", path=str(path)) from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -161,7 +166,7 @@ def read_recipe(path: Path) -> tuple[Path, BuildOptions]:
 
 
 def _check_keys(table: dict[str, Any], struct: type[Struct], path: str, place: str) -> None:
-    """Refuse unknown keys, and say which known one was likely meant."""
+    """Refuse unknown keys, and say which known one was likely meant; refuse unknown choices, and list the known."""
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for key, value in table.items():
         if key not in fields:
@@ -171,6 +176,13 @@ def _check_keys(table: dict[str, Any], struct: type[Struct], path: str, place: s
         inner = fields[key]
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
             _check_keys(value, inner, path, f"{place}{key}.")
+        _check_choice(value, inner, place + key, path)
+
+
+def _check_choice(value: object, allowed: object, what: str, path: str | None = None) -> None:
+    """Refuse a value that is none of those a `Literal` allows; other types are not judged here."""
+    if get_origin(allowed) is Literal and value not in get_args(allowed):
+        raise PackError(f"{what} is {value!r}, expected one of {', '.join(get_args(allowed))}", path=path)
 
 
 def _plain(error: Exception) -> str:
