@@ -59,6 +59,7 @@ _CLOSE = re.compile(rb"%s\}%s" % (_SPACE, _SPACE))
 _COMMA = re.compile(rb"%s,%s" % (_SPACE, _SPACE))
 _KEY = re.compile(rb"%s%s:%s" % (_NAME, _SPACE, _SPACE))
 _TENSOR = re.compile(rb"\{[^{}]{0,1024}+\}")
+_NAMELESS = re.compile(r"[\0\ud800-\udfff]")
 _TEXT = re.compile(rb'"%s*+"' % _CHARACTER)
 
 
@@ -131,11 +132,17 @@ class _Reader:
                 metadata = True
                 self._skip_metadata()
             else:
+                self._check_name(name)
                 tensors[name] = self._tensor(name)
             more = self._another()
         if self._at < len(self._header):
             raise self._error("text after the end of the safetensors header")
         return tensors
+
+    def _check_name(self, name: str) -> None:
+        """Refuse what JSON can spell but no name has: half a surrogate pair, and the NUL that ends names in digests."""
+        if _NAMELESS.search(name):
+            raise self._error(f"tensor name {name!r} has a NUL or a lone surrogate")
 
     def _skip_metadata(self) -> None:
         """Check that the metadata is an object of texts. What it says is of no use here."""

@@ -152,6 +152,13 @@ def test_duplicate_keys_are_refused_by_name(path: Path, text: bytes, key: str) -
     assert key in error.message
 
 
+@pytest.mark.parametrize("character", [rb"\u0000", rb"\ud800", rb"\udfff\ud800"])
+def test_a_tensor_name_that_no_name_can_be_is_refused(path: Path, character: bytes) -> None:
+    text = b'{"a%s": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}'
+    assert "has a NUL or a lone surrogate" in refusal(write(path, text % character, b"x")).message
+    assert list(SafetensorsFile(write(path, text % rb"\ud83d\ude00", b"x")).tensors) == ["a\U0001f600"]
+
+
 @pytest.mark.parametrize(
     ("length", "size", "message"),
     [
