@@ -159,6 +159,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def _list(folder: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in folder.iterdir())
+    except NotADirectoryError:
+        hint = "give the folder, or a recipe whose name ends in .toml"
+        raise PackError("neither a checkpoint folder nor a .toml recipe", path=str(folder), hint=hint) from None
     except (OSError, ValueError) as error:
         hint = "a checkpoint is a local folder; download it first"
         raise PackError(f"folder cannot be read: {reason(error)}", path=str(folder), hint=hint) from None

@@ -167,6 +167,8 @@ def test_a_faulty_configuration_is_refused(single: Path, text: bytes, message: s
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(tmp_path / "allenai/OLMoE-1B-7B-0924").message
+    (tmp_path / "file").touch()
+    assert refusal(tmp_path / "file").message == "neither a checkpoint folder nor a .toml recipe"
     assert "no config.json" in refusal(tmp_path).message
     (tmp_path / "config.json").write_text("{}")
     assert "neither model.safetensors nor model.safetensors.index.json" in refusal(tmp_path).message
