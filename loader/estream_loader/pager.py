@@ -56,11 +56,6 @@ class Pager:
         self.arena = Arena(bank_count, self.group_size * self.record_bytes)
         self.stats = PagerStats()
 
-    @property
-    def resident(self) -> bool:
-        """Whether every group has a bank of its own."""
-        return len(self.arena.banks) == self._first_group[-1]
-
     def groups(self, experts: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
         """Split ascending expert ids by group: (number of the group in its layer, its experts), ascending."""
         split: dict[int, list[int]] = {}

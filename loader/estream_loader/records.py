@@ -19,8 +19,6 @@ DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "i8": np.dtype("i1")
 class RecordPlace:
     """One record: where it is and what it must be."""
 
-    number: int
-    """Position in its table."""
     offset: int
     """Bytes from the package's start."""
     length: int
@@ -55,7 +53,6 @@ class RecordSection:
         record_range = self.table.ranges[range_index]
         number = self.table.first[range_index] + index
         return RecordPlace(
-            number=number,
             offset=self.entry.offset + record_range.base + index * record_range.record_length,
             length=record_range.record_length,
             layout=self._layouts[record_range.layout],

@@ -26,6 +26,7 @@ import zstandard
 from estream_spec import limits
 from estream_spec.constants import (
     DATA_START,
+    FLAGS,
     FORMAT_MAJOR,
     FORMAT_MINOR,
     MAGIC,
@@ -34,7 +35,7 @@ from estream_spec.constants import (
     Codec,
     SectionType,
 )
-from estream_spec.container import FLAGS, Container
+from estream_spec.container import Container
 from estream_spec.errors import PackError
 from estream_spec.layout import round_up
 from estream_spec.records import DirectoryEntry, RecordRange, RecordTable, Superblock, encode_directory

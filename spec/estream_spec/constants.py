@@ -67,22 +67,6 @@ class SectionType(IntEnum):
     """Reserved: a section that shares another's extent."""
 
 
-KNOWN_SECTIONS: Final = frozenset(
-    {
-        SectionType.FREE,
-        SectionType.MANIFEST,
-        SectionType.DENSE,
-        SectionType.DENSE_TABLE,
-        SectionType.EXPERTS,
-        SectionType.EXPERT_TABLE,
-        SectionType.GRAPH,
-        SectionType.TOKENIZER,
-        SectionType.CHAT_TEMPLATE,
-    }
-)
-"""Section types this version defines."""
-
-
 class SectionFlag(IntFlag):
     """How to treat a section, above all one whose type is unknown."""
 
@@ -94,6 +78,22 @@ class SectionFlag(IntFlag):
     """The section is outside the file id and so outside every signature."""
     RECORDS = 8
     """A table describes the section record by record; its digest is over the records' digests."""
+
+
+FLAGS: Final[dict[int, SectionFlag]] = {
+    SectionType.FREE: SectionFlag(0),
+    SectionType.MANIFEST: SectionFlag.CRITICAL,
+    SectionType.DENSE: SectionFlag.CRITICAL | SectionFlag.RECORDS,
+    SectionType.DENSE_TABLE: SectionFlag.CRITICAL,
+    SectionType.EXPERTS: SectionFlag.CRITICAL | SectionFlag.RECORDS,
+    SectionType.EXPERT_TABLE: SectionFlag.CRITICAL,
+    SectionType.GRAPH: SectionFlag.CRITICAL,
+    SectionType.TOKENIZER: SectionFlag.SAFE_TO_COPY,
+    SectionType.CHAT_TEMPLATE: SectionFlag.SAFE_TO_COPY,
+}
+"""The flags each section type has; no other combination is valid."""
+KNOWN_SECTIONS: Final = frozenset(FLAGS)
+"""Section types this version defines."""
 
 
 class Codec(IntEnum):

@@ -13,6 +13,7 @@ from estream_spec import limits
 from estream_spec.constants import (
     DATA_START,
     FILE_ID_CONTEXT,
+    FLAGS,
     FORMAT_MAJOR,
     KNOWN_SECTIONS,
     MAGIC,
@@ -27,19 +28,6 @@ from estream_spec.errors import FormatError, IntegrityError, InvalidError, Limit
 from estream_spec.layout import round_up
 from estream_spec.records import DIRECTORY_HEADER, DirectoryEntry, Superblock, decode_directory
 
-CRITICAL = SectionFlag.CRITICAL
-FLAGS: dict[int, SectionFlag] = {
-    SectionType.FREE: SectionFlag(0),
-    SectionType.MANIFEST: CRITICAL,
-    SectionType.DENSE: CRITICAL | SectionFlag.RECORDS,
-    SectionType.DENSE_TABLE: CRITICAL,
-    SectionType.EXPERTS: CRITICAL | SectionFlag.RECORDS,
-    SectionType.EXPERT_TABLE: CRITICAL,
-    SectionType.GRAPH: CRITICAL,
-    SectionType.TOKENIZER: SectionFlag.SAFE_TO_COPY,
-    SectionType.CHAT_TEMPLATE: SectionFlag.SAFE_TO_COPY,
-}
-"""The flags each section type has; no other combination is valid."""
 SINGLE = (
     SectionType.MANIFEST,
     SectionType.DENSE,
@@ -226,7 +214,7 @@ def _check_entry(entry: DirectoryEntry, superblock: Superblock, path: str) -> No
                 f"flags {entry.flags:#x} of a {SectionType(entry.type).name} section, expected {FLAGS[entry.type]:#x}"
             )
             raise InvalidError(message, path=f"{path}.flags")
-    elif entry.flags & CRITICAL:
+    elif entry.flags & SectionFlag.CRITICAL:
         raise UnsupportedError(f"critical section of unknown type {entry.type}", path=f"{path}.type")
     if entry.type in KNOWN_SECTIONS and entry.codec not in {codec.value for codec in Codec}:
         raise UnsupportedError(f"codec {entry.codec} is not known", path=f"{path}.codec")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from estream_spec import constants, errors, graph_interface, limits, manifest, model, records, weights
-from estream_spec.container import AT_MOST_ONE, FLAGS, SINGLE
+from estream_spec.constants import FLAGS
+from estream_spec.container import AT_MOST_ONE, SINGLE
 from estream_spec.errors import MalformedError
 from estream_spec.manifest import content_id
 from estream_spec.rules import VARIANTS
