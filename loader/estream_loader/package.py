@@ -19,6 +19,7 @@ import zstandard
 from estream_loader.integrity import verify
 from estream_loader.records import RecordPlace, RecordSection
 from estream_loader.source import ByteSource, FileSource, MemorySource, read, read_exactly
+from estream_loader.tokenizing import tokenizer_faults
 from estream_spec.constants import SUPERBLOCK_OFFSETS, Codec, SectionType
 from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
 from estream_spec.errors import IntegrityError, LinkError
@@ -114,9 +115,7 @@ class Package:
         """
         if self.integrity == "open":
             return
-        if (checksum := crc32c.crc32c(buffer)) != place.checksum:
-            message = f"record has checksum {checksum:08x}, its table says {place.checksum:08x}"
-            raise IntegrityError(message, path=place.path, offset=place.offset)
+        place.check(crc32c.crc32c(buffer))
 
     def graph(self, graph: Graph) -> bytes:
         """The bytes of one graph."""
@@ -124,7 +123,7 @@ class Package:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer.
+        """The tokenizer, set to neither cut texts off nor fill them up, whatever its file asks for.
 
         Raises:
             LinkError: the package has none, or the `tokenizers` library cannot read it.
@@ -132,11 +131,13 @@ class Package:
         from tokenizers import Tokenizer
 
         if (data := self.tokenizer_json) is None:
-            raise LinkError("the package has no tokenizer", path=self.source.name, hint="give token ids")
-        try:
-            return Tokenizer.from_str(data.decode())
-        except Exception as error:  # the library raises bare exceptions
-            raise LinkError(f"the tokenizer cannot be used: {error}", path=self.source.name) from None
+            hint = "it was built from a checkpoint without tokenizer.json; only token ids, from Python, can be given"
+            raise LinkError("the package has no tokenizer", path=self.source.name, hint=hint)
+        with tokenizer_faults(self.source.name):
+            tokenizer = Tokenizer.from_str(data.decode())
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        return tokenizer
 
     @cached_property
     def tokenizer_json(self) -> bytes | None:

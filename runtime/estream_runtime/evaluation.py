@@ -58,8 +58,11 @@ def token_log_likelihoods(
 
 
 def perplexity(log_likelihoods: Doubles) -> float:
-    """`exp` of the mean negative log-likelihood."""
-    return math.exp(-float(np.mean(log_likelihoods)))
+    """`exp` of the mean negative log-likelihood; infinite where that is too large for a number."""
+    try:
+        return math.exp(-float(np.mean(log_likelihoods)))
+    except OverflowError:
+        return math.inf
 
 
 def bits_per_byte(log_likelihoods: Doubles, text_bytes: int) -> float:
@@ -67,8 +70,10 @@ def bits_per_byte(log_likelihoods: Doubles, text_bytes: int) -> float:
 
     Args:
         log_likelihoods: of the text's tokens.
-        text_bytes: bytes of UTF-8 those tokens stand for.
+        text_bytes: bytes of UTF-8 those tokens stand for; 0 gives infinity.
     """
+    if text_bytes == 0:
+        return math.inf
     return -float(np.sum(log_likelihoods)) / math.log(2) / text_bytes
 
 
@@ -128,15 +133,15 @@ def compare(
             expected.append(shares[rows, targets])
             found.append(other_shares[rows, targets])
         advance(len(tokens) - 1)
-    perplexities = [perplexity(np.concatenate(each)) for each in (expected, found)]
+    likelihoods, other_likelihoods = np.concatenate(expected), np.concatenate(found)
     return Comparison(
         tokens=sum(map(len, divergences)),
         max_logit_difference=difference,
         mean_kl=float(np.concatenate(divergences).mean()),
         top1_agreement=float(np.concatenate(agreements).mean()),
-        reference_perplexity=perplexities[0],
-        perplexity=perplexities[1],
-        perplexity_ratio=perplexities[1] / perplexities[0],
+        reference_perplexity=perplexity(likelihoods),
+        perplexity=perplexity(other_likelihoods),
+        perplexity_ratio=perplexity(other_likelihoods - likelihoods),  # defined even where both are infinite
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from estream_loader.package import Package
+from estream_loader.tokenizing import tokenizer_faults
 from estream_spec.errors import TrapError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 _REPLACEMENT: Final = "\ufffd"
 """What bytes decode to that are not, or not yet, a character."""
@@ -21,19 +22,24 @@ def encode_prompt(package: Package, text: str) -> list[int]:
     """A text as the model wants it at the start of its context.
 
     Raises:
-        LinkError: the package has no tokenizer.
+        LinkError: the package has no tokenizer, or it fails.
         TrapError: the text cannot be written as UTF-8.
     """
-    _check_encodable(text)
-    token_ids = list(package.tokenizer.encode(text).ids)
-    begin = package.manifest.model.begin_token
-    return token_ids if begin is None or token_ids[:1] == [begin] else [begin, *token_ids]
+    return _prompt(package, text)[0]
+
+
+def encode_scored(package: Package, text: str) -> tuple[list[int], int]:
+    """A text as a prompt, and the bytes of UTF-8 that all of its tokens but the first stand for.
+
+    Of a character that the first and the second token share, all bytes are counted. Raises as `encode_prompt` does.
+    """
+    token_ids, spans = _prompt(package, text)
+    return token_ids, len(text[min(spans[0][1], spans[1][0]) :].encode()) if len(spans) > 1 else 0
 
 
 def encode_continuation(package: Package, text: str) -> list[int]:
     """A text that follows another one; nothing is put before it. Raises as `encode_prompt` does."""
-    _check_encodable(text)
-    return list(package.tokenizer.encode(text, add_special_tokens=False).ids)
+    return list(_encode(package, text, add_special_tokens=False).ids)
 
 
 class TextStream:
@@ -68,12 +74,27 @@ class TextStream:
 
     def _text(self) -> str:
         """The held tokens decoded where they stand."""
-        decode = self._tokenizer.decode
-        return decode(self._context + self._held)[len(decode(self._context)) :]
+        with tokenizer_faults("tokenizer"):
+            before = self._tokenizer.decode(self._context)
+            text: str = self._tokenizer.decode(self._context + self._held)
+        return text[len(before) :]
 
 
-def _check_encodable(text: str) -> None:
+def _prompt(package: Package, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids, and for each the characters it stands for, first and last plus one."""
+    encoding = _encode(package, text)
+    token_ids, spans = list(encoding.ids), list(encoding.offsets)
+    begin = package.manifest.model.begin_token
+    if begin is None or token_ids[:1] == [begin]:
+        return token_ids, spans
+    return [begin, *token_ids], [(0, 0), *spans]
+
+
+def _encode(package: Package, text: str, *, add_special_tokens: bool = True) -> Encoding:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise TrapError(f"text is not valid UTF-8 from character {error.start} on") from None
+    tokenizer = package.tokenizer
+    with tokenizer_faults(package.source.name):
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)

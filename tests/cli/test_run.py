@@ -115,6 +115,15 @@ def test_score_marks_the_likeliest_choice(run: Program, packed: PackageFactory) 
     assert [each["log_likelihood"] for each in result["choices"]] == pytest.approx(scores)
 
 
+def test_score_of_a_text_that_begins_with_a_part_of_a_character(
+    run: Program, packed: PackageFactory, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("漢", encoding="utf-8")
+    result = json.loads(run("score", packed(), "--text", text, "--json").out)
+    assert (result["tokens"], result["bytes"]) == (2, 3)
+
+
 def test_score_of_a_text(run: Program, packed: PackageFactory, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("in the beginning was 漢字", encoding="utf-8")

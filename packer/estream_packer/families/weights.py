@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from estream_loader.tokenizing import tokenizer_faults
 from estream_packer.checkpoint import Checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import READABLE
@@ -121,10 +122,8 @@ def tokenizer_size(data: bytes) -> int:
     Raises:
         PackError: it is not a tokenizer.
     """
-    try:
+    with tokenizer_faults("tokenizer.json", PackError):
         ids = Tokenizer.from_buffer(data).get_vocab(with_added_tokens=True).values()
-    except Exception as error:  # the library raises nothing more specific
-        raise PackError(f"not a tokenizer: {error}", path="tokenizer.json") from None
     return max(ids, default=-1) + 1
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from estream_loader import Package
 from estream_loader.console import print_json
 from estream_loader.progress import open_progress
 from estream_runtime.commands.options import session_options
 from estream_runtime.evaluation import bits_per_byte, perplexity, read_text, token_log_likelihoods
 from estream_runtime.session import Session
-from estream_runtime.text import encode_continuation, encode_prompt
+from estream_runtime.text import encode_continuation, encode_prompt, encode_scored
 
 
 @click.command()
@@ -50,7 +49,7 @@ def _score_choices(session: Session, prompt: str, choices: tuple[str, ...], as_j
 
 
 def _score_text(session: Session, path: Path, window: int, as_json: bool) -> None:
-    token_ids, scored_bytes = _read_text(session.package, path)
+    token_ids, scored_bytes = encode_scored(session.package, read_text(path))
     window = min(window, session.package.manifest.model.context_length)
     with open_progress("tokens") as progress:
         progress.begin("scoring", max(len(token_ids) - 1, 0))
@@ -66,10 +65,3 @@ def _score_text(session: Session, path: Path, window: int, as_json: bool) -> Non
     else:
         click.echo(f"perplexity     {result['perplexity']:.4f} over {len(found)} tokens")
         click.echo(f"bits per byte  {result['bits_per_byte']:.4f} over {scored_bytes} bytes")
-
-
-def _read_text(package: Package, path: Path) -> tuple[list[int], int]:
-    """A file's tokens, and the bytes that all of them but the first stand for: nothing predicts the first."""
-    text = read_text(path)
-    token_ids = encode_prompt(package, text)
-    return token_ids, len(text.encode()) - len(package.tokenizer.decode(token_ids[:1]).encode())

@@ -77,16 +77,36 @@ def test_package_without_documents() -> None:
     with open_package(draft.seal()) as package:
         assert package.tokenizer_json is None
         assert package.chat_template is None
-        with pytest.raises(LinkError, match="no tokenizer"):
+        with pytest.raises(LinkError, match="no tokenizer") as caught:
             package.tokenizer.get_vocab_size()
+        assert "a checkpoint without tokenizer.json" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("data", [b"{}", b"\xff\xfe", b"[" * 5000, TOKENIZER[:-1], b'{"model":{"type":"BPE"}}'])
+PANICS = TOKENIZER.replace(b'"normalizer":null', b'"normalizer":{"type":"Precompiled","precompiled_charsmap":""}')
+"""On which the library's native code panics."""
+
+
+@pytest.mark.parametrize("data", [b"{}", b"\xff\xfe", b"[" * 5000, TOKENIZER[:-1], b'{"model":{"type":"BPE"}}', PANICS])
 def test_tokenizer_that_is_none(data: bytes) -> None:
     draft = Draft()
     draft.section(SectionType.TOKENIZER).data = data
     with open_package(draft.seal()) as package, pytest.raises(LinkError, match="tokenizer cannot be used"):
         package.tokenizer.get_vocab_size()
+
+
+def test_a_tokenizer_neither_cuts_texts_off_nor_fills_them_up() -> None:
+    draft = Draft()
+    truncation = b'{"direction":"Right","max_length":1,"strategy":"LongestFirst","stride":0}'
+    padding = (
+        b'{"strategy":{"Fixed":9},"direction":"Right","pad_to_multiple_of":null,'
+        b'"pad_id":1,"pad_type_id":0,"pad_token":"b"}'
+    )
+    section = draft.section(SectionType.TOKENIZER)
+    section.data = section.data.replace(b'"truncation":null', b'"truncation":' + truncation)
+    section.data = section.data.replace(b'"padding":null', b'"padding":' + padding)
+    section.data = section.data.replace(b'"pre_tokenizer":null', b'"pre_tokenizer":{"type":"Whitespace"}')
+    with open_package(draft.seal()) as package:
+        assert package.tokenizer.encode("a b a").ids == [0, 1, 0]
 
 
 def flipped(package_bytes: bytes, position: int) -> bytes:

@@ -429,5 +429,5 @@ def test_the_size_of_a_tokenizer_counts_added_tokens() -> None:
     tokenizer.add_special_tokens(["<end>"])
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     assert tokenizer_size(tokenizer.to_str().encode()) == largest + 1
-    with pytest.raises(PackError, match="not a tokenizer"):
+    with pytest.raises(PackError, match="the tokenizer cannot be used"):
         tokenizer_size(b"{}")

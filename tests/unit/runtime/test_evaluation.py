@@ -105,6 +105,11 @@ def test_perplexity_and_bits_per_byte() -> None:
     assert bits_per_byte(np.full(8, -math.log(16)), 4) == pytest.approx(8)
 
 
+def test_what_is_too_large_for_a_number_is_infinite() -> None:
+    assert perplexity(np.full(3, -1000.0)) == math.inf
+    assert bits_per_byte(np.full(3, -1.0), 0) == math.inf
+
+
 def test_a_package_agrees_with_itself(session: Session) -> None:
     found = compare(session, session, TEXT, 64)
     assert (found.tokens, found.mean_kl, found.top1_agreement, found.max_logit_difference) == (199, 0, 1, 0)

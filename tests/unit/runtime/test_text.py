@@ -4,8 +4,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from estream_loader import open_package
-from estream_runtime.text import TextStream, encode_continuation, encode_prompt
-from estream_spec.errors import TrapError
+from estream_runtime.text import TextStream, encode_continuation, encode_prompt, encode_scored
+from estream_spec.constants import SectionType
+from estream_spec.errors import LinkError, TrapError
 from fixtures.olmoe import CheckpointFactory
 from fixtures.packages import Draft
 from fixtures.packed import PackageFactory
@@ -71,6 +72,45 @@ def test_a_package_without_a_begin_token_adds_none(packed: PackageFactory) -> No
 
 def test_text_that_is_no_text_is_refused(packed: PackageFactory) -> None:
     with open_package(packed()) as package:
-        for encode in (encode_prompt, encode_continuation):
+        for encode in (encode_prompt, encode_continuation, encode_scored):
             with pytest.raises(TrapError, match="text is not valid UTF-8 from character 2 on"):
                 encode(package, "ab\udcff")
+
+
+@pytest.mark.parametrize(
+    ("text", "scored"), [("", 0), ("a", 0), ("ab", 1), ("é", 2), ("🙂b", 5), ("b🙂", 4), (" a", 1), ("the", 0)]
+)
+def test_bytes_of_all_but_the_first_token(text: str, scored: int, packed: PackageFactory) -> None:
+    with open_package(packed()) as package:
+        assert encode_scored(package, text) == (encode_prompt(package, text), scored)
+
+
+def test_a_begin_token_stands_for_no_bytes() -> None:
+    draft = Draft()
+    draft.change_model(begin_token=1)
+    with open_package(draft.seal()) as package:
+        assert encode_scored(package, "a") == ([1, 0], 1)
+
+
+def test_a_tokenizer_that_fails_is_refused() -> None:
+    draft = Draft()
+    section = draft.section(SectionType.TOKENIZER)
+    section.data = section.data.replace(b'"unk_token":"a"', b'"unk_token":"?"')  # which the vocabulary lacks
+    with open_package(draft.seal()) as package:
+        for encode in (encode_prompt, encode_continuation, encode_scored):
+            with pytest.raises(LinkError, match=r"the tokenizer cannot be used: .*UNK"):
+                encode(package, "elsewhere")
+
+
+class Panic(BaseException):
+    """What native code raises when it panics: no `Exception`."""
+
+
+class PanickingTokenizer:
+    def decode(self, token_ids: list[int]) -> str:
+        raise Panic("index out of bounds")
+
+
+def test_a_tokenizer_that_panics_is_refused() -> None:
+    with pytest.raises(LinkError, match="the tokenizer cannot be used: index out of bounds"):
+        TextStream(PanickingTokenizer()).push(1)  # type: ignore[arg-type]
