@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from estream_loader.progress import Progress, Quiet
 from estream_packer.assemble import WORKING_BYTES, assemble
-from estream_packer.checkpoint import Checkpoint, open_checkpoint
+from estream_packer.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
 from estream_packer.families import TensorSource, WeightMap, family_of
 from estream_packer.graphs import build_graph
 from estream_packer.plan import Plan, plan_package
@@ -34,6 +34,7 @@ from estream_spec.rules import check_device_configurations, check_manifest, chec
 
 IN_FLIGHT_BYTES: Final = 1 << 28
 """Memory for records being made or waiting to be written; a single larger record has it to itself."""
+NO_TOKENIZER: Final = f"the checkpoint has no {TOKENIZER}, so the package takes token ids and no text"
 WRITER: Final = f"estream-pack {__version__}"
 
 
@@ -41,12 +42,13 @@ class BuildResult(Struct, frozen=True, kw_only=True):
     """What a build made.
 
     Attributes:
-        output: the package.
+        output: the package, as text: what of its name is not UTF-8 is replaced.
         file_id: digest of this very file, hexadecimal.
         content_id: digest of its logical content, hexadecimal.
         source_bytes: bytes of weights read.
         seconds: how long it took.
         summary: the package in figures.
+        notices: what a user should know of the package although it is sound.
     """
 
     output: str
@@ -55,6 +57,7 @@ class BuildResult(Struct, frozen=True, kw_only=True):
     source_bytes: int
     seconds: float
     summary: Summary
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +131,13 @@ def build(
             checkpoint.check_unchanged()
             writer.commit()
     return BuildResult(
-        output=str(output),
+        output=os.fsencode(output).decode(errors="replace"),
         file_id=container.file_id().hex(),
         content_id=manifest.content_id.hex(),
         source_bytes=source_bytes,
         seconds=time.perf_counter() - begun,
         summary=summarise(container, plan.layouts, dense, experts),
+        notices=() if checkpoint.tokenizer else (NO_TOKENIZER,),
     )
 
 

@@ -27,6 +27,9 @@ def group() -> None:
 
 def main() -> None:
     """Entry point of the program."""
-    # A polite kill ends the program as an error would, so that nothing half-written stays behind.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # A polite kill, or a terminal that closes, ends the program as an error would, so that nothing half-written stays
+    # behind. `nohup` ignores the latter, and so it stays.
+    for polite in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(polite) is not signal.SIG_IGN:
+            signal.signal(polite, lambda number, _: sys.exit(128 + number))
     sys.exit(run_command(group, PROGRAM))

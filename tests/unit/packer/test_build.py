@@ -494,9 +494,10 @@ def test_a_failure_at_the_very_end_leaves_nothing(
 
 PROGRAM: Final = "import sys; from estream_packer.cli import main; main()"
 KILLED: Final = """
-import os, sys
+import os, signal, sys
 from estream_packer import build as module
 from estream_packer.cli import main
+signal.signal(signal.SIGHUP, getattr(signal, os.environ.get("HANGUP", "SIG_DFL")))
 stage, number, count = os.environ["STAGE"], int(os.environ["SIGNAL"]), 0
 
 def kill_before(function, calls):
@@ -542,7 +543,7 @@ def test_a_killed_build_leaves_no_output_and_the_next_one_is_as_if_nothing_had_b
 
 
 @pytest.mark.parametrize("stage", ["27", "commit"])
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_build_cleans_up(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, stage: str, number: signal.Signals, status: int
 ) -> None:
@@ -551,6 +552,24 @@ def test_an_interrupted_build_cleans_up(
     assert "Traceback" not in ended.stderr
 
 
+def test_a_build_that_is_to_outlive_its_terminal_does(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+    surroundings = {"STAGE": "commit", "SIGNAL": str(int(signal.SIGHUP)), "HANGUP": "SIG_IGN"}
+    ended = run_program(KILLED, olmoe_checkpoint("base"), tmp_path / "model.emoe", **surroundings)
+    assert (ended.returncode, names(tmp_path)) == (0, ["model.emoe"])
+
+
+def test_a_package_that_cannot_take_text_is_noticed(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+    source = tmp_path / "checkpoint"
+    shutil.copytree(olmoe_checkpoint("base"), source)
+    assert build(source, tmp_path / "model.emoe").notices == ()
+    (source / "tokenizer.json").unlink()
+    [notice] = build(source, tmp_path / "model.emoe").notices
+    assert notice == "the checkpoint has no tokenizer.json, so the package takes token ids and no text"
+
+
 def test_a_result_is_plain_data(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
-    result = build(olmoe_checkpoint("base"), tmp_path / "model.emoe")
+    output = tmp_path / os.fsdecode(b"bad\xff.emoe")
+    result = build(olmoe_checkpoint("base"), output)
+    assert output.is_file()
+    assert result.output == str(tmp_path / "bad\ufffd.emoe")
     assert msgspec.json.decode(msgspec.json.encode(result), type=BuildResult) == result
