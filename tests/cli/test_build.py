@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_a_recipe_and_the_same_flags_give_the_same_package(
     flags = ["--experts", "w4g64", "--dense", "w4g32", "--activations", "f32", "--name", "Tiny", "--licence", "MIT"]
     assert pack("build", tmp_path / "checkpoint", "-o", tmp_path / "flags.emoe", *flags)[0] == 0
     assert (tmp_path / "recipe.emoe").read_bytes() == (tmp_path / "flags.emoe").read_bytes()
+
+
+def test_a_checkpoint_without_tokenizer_is_packed_with_a_notice(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
+) -> None:
+    shutil.copytree(olmoe_checkpoint("base"), tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "tokenizer.json").unlink()
+    recipe = tmp_path / "RECIPE.TOML"
+    recipe.write_text('[source]\ncheckpoint = "checkpoint"\n')
+    status, out, err = pack("build", recipe, "-o", tmp_path / "model.emoe", "--json")
+    assert status == 0
+    assert [f"notice: {notice}" for notice in json.loads(out)["notices"]] == err.splitlines()
+    assert "no tokenizer.json" in err
 
 
 def test_a_recipe_is_never_overruled_and_never_replaced(

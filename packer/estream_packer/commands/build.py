@@ -50,10 +50,12 @@ def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choic
 
     given = {option: value for option, value in choices.items() if value is not None}
     checkpoint, options = source, msgspec.structs.replace(DEFAULTS, **given)
-    if source.suffix == ".toml":
+    if source.suffix.lower() == ".toml":
         checkpoint, options = _from_recipe(source, output, given)
     with open_progress() as progress:
         result = build(checkpoint, output, msgspec.structs.replace(options, jobs=jobs), progress)
+    for notice in result.notices:
+        click.echo(f"notice: {notice}", err=True)
     if as_json:
         print_json(result)
     else:
