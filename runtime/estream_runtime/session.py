@@ -103,7 +103,7 @@ class Session:
                 GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
                 for graph in graphs_of(manifest, "portable")
             }
-            opened = open_backend(backend, graphs, threads or len(os.sched_getaffinity(0)))
+            opened = open_backend(backend, self._model, graphs, threads or len(os.sched_getaffinity(0)))
             stack.callback(opened.close)
             pager = Pager(
                 package,

@@ -6,35 +6,40 @@ instruction for them and wrong where it has not; unsigned ones are exact everywh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
 import onnxruntime
 
+from estream_runtime.backends.contract import Found, check_interface, check_outputs
 from estream_runtime.backends.protocol import Array, GraphKey
 from estream_runtime.backends.saturation import is_exact
-from estream_spec.errors import InvalidError, LinkError, TrapError
-from estream_spec.graph_interface import MATRICES
+from estream_spec.errors import LinkError, TrapError
+from estream_spec.graph_interface import Interface, interface
 from estream_spec.manifest import GraphRole, GraphWeights
+from estream_spec.model import ModelDescription
 
 _PREFERENCE: Final[tuple[GraphWeights, ...]] = ("f32", "int8", "uint8")
-_ERRORS_ONLY: Final = 3
+_DTYPES: Final = {"tensor(float)": "f32", "tensor(int8)": "i8", "tensor(uint8)": "u8"}
+_SILENT: Final = 4
+"""Logs only what ends the process: what goes wrong is raised, and told once."""
 
 
 class PortableBackend:
     """Runs graphs with ONNX Runtime; sessions are made when first used.
 
     Args:
+        model: what the graphs must fit.
         graphs: ONNX models by name.
         threads: threads a graph may use.
     """
 
     name: ClassVar[str] = "portable"
 
-    def __init__(self, graphs: Mapping[GraphKey, bytes], threads: int):
-        self._graphs, self._threads = dict(graphs), threads
-        self._sessions: dict[GraphKey, Any] = {}
+    def __init__(self, model: ModelDescription, graphs: Mapping[GraphKey, bytes], threads: int):
+        self._model, self._graphs, self._threads = model, dict(graphs), threads
+        self._sessions: dict[GraphKey, tuple[Any, Interface]] = {}
         self._chosen: dict[tuple[GraphRole, int], GraphWeights] = {}
 
     def weights_of(self, role: GraphRole, shape_class: int) -> GraphWeights:
@@ -63,21 +68,31 @@ class PortableBackend:
         return present[0]
 
     def _run(self, key: GraphKey, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        session = self._session(key)
+        session, expected = self._session(key)
         try:
             outputs = session.run(None, dict(feeds))
         except Exception as error:  # What ONNX Runtime raises has no common base of its own.
             raise TrapError(f"the run failed: {str(error)!r}", path=str(key)) from error
-        return dict(zip((output.name for output in session.get_outputs()), outputs, strict=True))
+        named = dict(zip((value.name for value in expected.outputs), outputs, strict=True))
+        check_outputs(key, expected, feeds, named)
+        return named
 
-    def _session(self, key: GraphKey) -> Any:
+    def _session(self, key: GraphKey) -> tuple[Any, Interface]:
+        """What runs a graph, and the interface it was found to have."""
         if key not in self._sessions:
+            expected = interface(key.role, self._model, key.shape_class, key.weights)
             try:
-                self._sessions[key] = onnxruntime.InferenceSession(
-                    self._graphs[key], _options(self._threads), providers=["CPUExecutionProvider"]
+                # Without fallback: it would say on standard output that it tries again, in the same way.
+                session = onnxruntime.InferenceSession(
+                    self._graphs[key],
+                    _options(self._threads),
+                    providers=["CPUExecutionProvider"],
+                    enable_fallback=False,
                 )
             except Exception as error:
                 raise LinkError(f"ONNX Runtime does not load the graph: {str(error)!r}", path=str(key)) from error
+            check_interface(key, expected, _found(session.get_inputs()), _found(session.get_outputs()))
+            self._sessions[key] = session, expected
         return self._sessions[key]
 
     @cached_property
@@ -90,24 +105,19 @@ class PortableBackend:
         if not pairs:
             return False
         key = min(pairs, key=lambda key: key.shape_class)
-        exact = is_exact(partial(self._run, key), self._matrix_shapes(key))
+        intermediate = self._model.expert_blocks[key.shape_class].intermediate
+        exact = is_exact(partial(self._run, key), self._model.hidden, intermediate)
         if not exact:
-            del self._sessions[key]
+            self._sessions.pop(key, None)
         return exact
-
-    def _matrix_shapes(self, key: GraphKey) -> dict[str, tuple[int, int]]:
-        """Rows and columns of the matrix inputs of a graph, asked of the graph itself."""
-        shapes = {value.name: value.shape for value in self._session(key).get_inputs()}
-        matrices = {name: tuple(shapes.get(name, ())) for name in MATRICES[key.role]}
-        for name, shape in matrices.items():
-            if len(shape) != 2 or not all(isinstance(dimension, int) for dimension in shape):
-                raise InvalidError(
-                    f"input {name!r} has shape {list(shape)}, expected two fixed dimensions", path=str(key)
-                )
-        return matrices
 
     def _paired(self, key: GraphKey) -> bool:
         return GraphKey(key.role, key.shape_class, "uint8") in self._graphs
+
+
+def _found(values: Iterable[Any]) -> Found:
+    """What `check_interface` takes, from what a session says of its graph."""
+    return [(value.name, _DTYPES.get(value.type, value.type), tuple(value.shape)) for value in values]
 
 
 def _options(threads: int) -> Any:
@@ -121,5 +131,5 @@ def _options(threads: int) -> Any:
     options.enable_mem_pattern = False
     # Graphs take turns, so threads of one must not spin while another computes.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _SILENT
     return options

@@ -41,6 +41,7 @@ class Backend(Protocol):
 
         Raises:
             LinkError: the package has no such graph that runs here.
+            InvalidError: a graph that was tried to find out has not the interface it must have.
         """
         ...
 
@@ -58,7 +59,8 @@ class Backend(Protocol):
 
         Raises:
             LinkError: the package has no such graph that runs here.
-            TrapError: the run failed.
+            InvalidError: the graph has not the interface it must have.
+            TrapError: the run failed, or an output is of another type or shape than the interface says.
         """
         ...
 

@@ -18,7 +18,7 @@ LARGEST: Final = 127
 SILU_OF_ONE: Final = 0.7310586
 
 
-def is_exact(run: Callable[[Mapping[str, Array]], dict[str, Array]], shapes: Mapping[str, tuple[int, int]]) -> bool:
+def is_exact(run: Callable[[Mapping[str, Array]], dict[str, Array]], hidden: int, intermediate: int) -> bool:
     """Runs an expert graph of dynamic-int8 activations and int8 weights on its extreme case.
 
     Rows of ones and weights of 127 make every pair of products as large as it can be. Scales are such that gate and
@@ -26,11 +26,12 @@ def is_exact(run: Callable[[Mapping[str, Array]], dict[str, Array]], shapes: Map
 
     Args:
         run: runs the graph on its inputs by name.
-        shapes: rows and columns of its matrices.
+        hidden: rows of gate and up, columns of down.
+        intermediate: the other way round.
     """
-    feeds: dict[str, Array] = {"normed": np.ones((2, shapes["gate"][0]), np.float32)}
+    feeds: dict[str, Array] = {"normed": np.ones((2, hidden), np.float32)}
     for name in MATRICES["expert"]:
-        rows, columns = shapes[name]
+        rows, columns = (intermediate, hidden) if name == "down" else (hidden, intermediate)
         feeds[name] = np.full((rows, columns), LARGEST, np.int8)
         feeds[f"{name}.scale"] = np.full(columns, 1 / (LARGEST * rows), np.float32)
     return bool(np.allclose(run(feeds)["y"], SILU_OF_ONE, rtol=1e-3))

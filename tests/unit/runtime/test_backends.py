@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import onnx
 import pytest
 
 from estream_packer.graphs import build_graph
@@ -60,7 +62,7 @@ def graphs_of(kind: str, model: ModelDescription = MODEL) -> dict[GraphKey, byte
 
 
 def open_kind(backend: str, kind: str, model: ModelDescription = MODEL) -> Backend:
-    return open_backend(backend, graphs_of(kind, model), threads=1)
+    return open_backend(backend, model, graphs_of(kind, model), threads=1)
 
 
 def random_feeds(role: GraphRole, shape_class: int, kind: str, tokens: int, keys: int = 0) -> Feeds:
@@ -284,7 +286,7 @@ def test_threads_and_repetition_change_no_bit() -> None:
     graphs = graphs_of("f32")
     results = [
         backend.run("expert", 0, feeds)["y"]
-        for backend in (open_backend("portable", graphs, 1), open_backend("portable", graphs, 2))
+        for backend in (open_backend("portable", MODEL, graphs, 1), open_backend("portable", MODEL, graphs, 2))
         for _ in range(2)
     ]
     assert all(np.array_equal(result, results[0]) for result in results)
@@ -305,8 +307,8 @@ def test_signed_weights_are_used_only_where_they_are_exact(monkeypatch: pytest.M
     tried = []
 
     def answer(exact: bool) -> Any:
-        def try_it(run: object, shapes: object) -> bool:
-            tried.append(shapes)
+        def try_it(run: object, *sizes: int) -> bool:
+            tried.append(sizes)
             return exact
 
         return try_it
@@ -316,17 +318,17 @@ def test_signed_weights_are_used_only_where_they_are_exact(monkeypatch: pytest.M
         opened = open_kind("portable", "dynamic")
         assert {opened.weights_of(role, index) for role, index in WITH_MATRICES} == {weights}
         assert opened.weights_of("attend", 1) == "f32"
-    assert tried == [{"gate": (HIDDEN, 21), "up": (HIDDEN, 21), "down": (21, HIDDEN)}] * 2
+    assert tried == [(HIDDEN, 21)] * 2
 
 
 def test_without_an_expert_graph_to_try_unsigned_weights_are_used() -> None:
     graphs = {key: data for key, data in graphs_of("dynamic").items() if key.role != "expert"}
-    assert open_backend("portable", graphs, 1).weights_of("head", 0) == "uint8"
+    assert open_backend("portable", MODEL, graphs, 1).weights_of("head", 0) == "uint8"
 
 
 @pytest.mark.parametrize("kind", ["f32", "int8"])
 def test_nothing_is_tried_where_there_is_no_choice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portable, "is_exact", lambda run, shapes: pytest.fail("no products of integers here"))
+    monkeypatch.setattr(portable, "is_exact", lambda run, *sizes: pytest.fail("no products of integers here"))
     assert open_kind("portable", kind).weights_of("expert", 0) == kind
 
 
@@ -348,12 +350,12 @@ def test_a_saturating_processor_is_found_out(saturates: bool) -> None:
         gate, up = (multiply(feeds["normed"], feeds, name) for name in ("gate", "up"))
         return {"y": multiply((silu(gate) * up).astype(np.float32), feeds, "down")}
 
-    assert is_exact(run_expert, {"gate": (48, 22), "up": (48, 22), "down": (22, 48)}) is not saturates
+    assert is_exact(run_expert, 48, 22) is not saturates
 
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(LinkError, match="unknown backend 'gpu', expected one of: portable, reference"):
-        open_backend("gpu", {}, 1)
+        open_backend("gpu", MODEL, {}, 1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -369,7 +371,7 @@ def test_a_graph_that_is_not_there_is_refused(backend: str) -> None:
 @pytest.mark.parametrize("data", [b"", b"not a graph", b"\x08\x08"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bytes_that_are_no_graph_are_refused(backend: str, data: bytes) -> None:
-    opened = open_backend(backend, {GraphKey("head", 0, "f32"): data}, 1)
+    opened = open_backend(backend, MODEL, {GraphKey("head", 0, "f32"): data}, 1)
     with pytest.raises(LinkError, match=r"does not load the graph.*graph head\.0\.f32"):
         opened.run("head", 0, {})
 
@@ -387,5 +389,76 @@ def test_a_run_with_other_inputs_is_stopped(backend: str) -> None:
 def test_a_graph_of_another_role_is_not_tried_as_an_expert() -> None:
     graphs = graphs_of("dynamic")
     graphs[GraphKey("expert", 0, "int8")] = graphs[GraphKey("head", 0, "int8")]
-    with pytest.raises(InvalidError, match=r"input 'gate' has shape \[\], expected two fixed dimensions"):
-        open_backend("portable", graphs, 1).weights_of("head", 0)
+    with pytest.raises(InvalidError, match=r"input 0 is 'x', f32 \[T, 48\], expected 'normed', f32 \[T, 48\]"):
+        open_backend("portable", MODEL, graphs, 1).weights_of("head", 0)
+
+
+def changed(change: Callable[[onnx.GraphProto], object]) -> dict[GraphKey, bytes]:
+    """The head's graph after a change."""
+    key = GraphKey("head", 0, "f32")
+    model = onnx.load_model_from_string(graphs_of("f32")[key])
+    change(model.graph)
+    return {key: model.SerializeToString()}
+
+
+def with_tensor(value: onnx.ValueInfoProto, kind: int, *shape: int | str) -> None:
+    value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, shape))
+
+
+F32 = onnx.TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda graph: graph.input.reverse(), "input 0 is 'head', f32 [48, 50], expected 'x', f32 [T, 48]"),
+        (
+            lambda graph: graph.input.append(onnx.helper.make_tensor_value_info("more", F32, [1])),
+            "input 3 is 'more', f32 [1], expected absent",
+        ),
+        (
+            lambda graph: with_tensor(graph.input[1], F32, "T"),
+            "input 1 is 'final_norm', f32 [T], expected 'final_norm', f32 [48]",
+        ),
+        (
+            lambda graph: with_tensor(graph.input[0], F32, 7, HIDDEN),
+            "input 0 is 'x', f32 [7, 48], expected 'x', f32 [T, 48]",
+        ),
+        (
+            lambda graph: graph.output.append(onnx.helper.make_tensor_value_info("x", F32, ["T", HIDDEN])),
+            "output 1 is 'x', f32 [T, 48], expected absent",
+        ),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_of_another_interface_is_refused(
+    backend: str, change: Callable[[onnx.GraphProto], object], message: str
+) -> None:
+    feeds = random_feeds("head", 0, "f32", 2)
+    with pytest.raises(InvalidError, match=re.escape(message) + r" \(at graph head\.0\.f32\)"):
+        open_backend(backend, MODEL, changed(change), 1).run("head", 0, feeds)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_output_of_another_shape_is_stopped(backend: str) -> None:
+    """One row whatever goes in, which the shapes a graph declares cannot tell."""
+
+    def one_row(graph: onnx.GraphProto) -> None:
+        graph.node[-1].output[0] = "all"
+        for name, number in (("first", 0), ("second", 1)):
+            tensor = onnx.numpy_helper.from_array(np.array([number]), f"{name}.value")
+            graph.node.append(onnx.helper.make_node("Constant", [], [name], value=tensor))
+        graph.node.append(onnx.helper.make_node("Slice", ["all", "first", "second", "first"], ["logits"]))
+
+    opened = open_backend(backend, MODEL, changed(one_row), 1)
+    with pytest.raises(TrapError, match=r"output 'logits' is float32 \[1, 50\], expected float32 \[2, 50\]"):
+        opened.run("head", 0, random_feeds("head", 0, "f32", 2))
+
+
+def test_a_failing_run_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    opened = open_kind("portable", "f32")
+    with pytest.raises(TrapError, match="the run failed"):
+        opened.run("head", 0, random_feeds("head", 0, "f32", 2) | {"head": np.zeros((3, 3), np.float32)})
+    with pytest.raises(LinkError, match="does not load the graph"):
+        open_backend("portable", MODEL, {GraphKey("head", 0, "f32"): b"no graph"}, 1).run("head", 0, {})
+    assert capfd.readouterr() == ("", "")
