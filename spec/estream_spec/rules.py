@@ -7,6 +7,7 @@ Each function raises the first fault it finds.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from itertools import zip_longest
@@ -49,6 +50,15 @@ def check_manifest(manifest: Manifest, container: Container) -> None:
         )
 
 
+def as_f32(value: float) -> float:
+    """A number as models compute with it: rounded to f32, infinite where that is too large for it."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded
+
+
 def _require(condition: bool, message: str, path: str) -> None:
     if not condition:
         raise InvalidError(message, path=path)
@@ -56,13 +66,13 @@ def _require(condition: bool, message: str, path: str) -> None:
 
 def _check_model(model: ModelDescription) -> None:
     path = "manifest.model"
-    numbers = [model.norm_epsilon]
-    for attention in model.attentions:
-        numbers += [attention.rotary.theta, *([] if attention.clip_qkv is None else [attention.clip_qkv])]
-    for number in numbers:
-        _require(math.isfinite(number), f"{number} is not finite", path)
+    _require(math.isfinite(as_f32(model.norm_epsilon)), f"norm_epsilon {model.norm_epsilon} is not finite as f32", path)
     for index, attention in enumerate(model.attentions):
         where = f"{path}.attentions[{index}]"
+        for name, number in (("theta", attention.rotary.theta), ("clip_qkv", attention.clip_qkv)):
+            if number is not None:
+                fits = 0 < as_f32(number) < math.inf
+                _require(fits, f"{name} {number} is not finite and above 0 as f32", where)
         heads, shared = attention.heads, attention.key_value_heads
         _require(heads % shared == 0, f"{heads} heads do not divide into {shared} key heads", where)
         _require(attention.head_dim % 2 == 0, f"head dimension {attention.head_dim} is odd", where)

@@ -5,9 +5,11 @@ Null means the same as an absent key: Hugging Face writes it for "not set".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from estream_spec.errors import PackError
+from estream_spec.rules import as_f32
 
 
 class Config:
@@ -37,13 +39,15 @@ class Config:
         return value
 
     def number(self, key: str, above: float, high: float) -> float:
-        """A number above `above`, at most `high`. Whole numbers are accepted.
+        """A number above `above`, at most `high`, which it must still be in f32. Whole numbers are accepted.
 
         Raises:
             PackError: it is not set, or anything else.
         """
         value = self.values.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= high:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            value = math.nan
+        if not (above < value <= high and above < as_f32(value)):
             raise self.refusal(key, f"a number above {above:g}, at most {high:g}")
         return float(value)
 

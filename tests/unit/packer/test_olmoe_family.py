@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,11 @@ def test_sizes_are_required_and_bounded(key: str, value: object) -> None:
         ({"norm_topk_prob": 1}, "norm_topk_prob is 1, expected true or false"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
         ({"clip_qkv": 0}, "clip_qkv is 0, expected a number above 0"),
+        ({"clip_qkv": 1e-50}, "clip_qkv is 1e-50, expected a number above 0"),
+        ({"rms_norm_eps": 1e-50}, "rms_norm_eps is 1e-50, expected a number above 0"),
+        ({"rope_theta": 1e-50}, "rope_theta is 1e-50, expected a number above 0"),
+        ({"rope_theta": 1e39}, "rope_theta is 1e+39, expected a number above 0, at most 1e+30"),
+        ({"rope_theta": math.nan}, "rope_theta is nan, expected a number above 0"),
         ({"clip_qkv": True}, "clip_qkv is True, expected a number"),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05, expected a number above 0, at most 1"),
         ({"eos_token_id": 50279}, "eos_token_id is 50279, expected ids below vocab_size 256"),
