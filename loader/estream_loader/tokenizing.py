@@ -13,7 +13,7 @@ from estream_spec.errors import EmoeError, LinkError
 
 @contextmanager
 def tokenizer_faults(path: str, refusal: type[EmoeError] = LinkError) -> Iterator[None]:
-    """Turn every fault of the library inside the block into one refusal.
+    """Turn every fault of the library inside the block into one refusal; refusals pass as they are.
 
     Args:
         path: whose tokenizer it is.
@@ -24,7 +24,7 @@ def tokenizer_faults(path: str, refusal: type[EmoeError] = LinkError) -> Iterato
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (EmoeError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
         raise refusal(f"the tokenizer cannot be used: {error}", path=path) from None

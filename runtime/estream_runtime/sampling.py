@@ -28,13 +28,13 @@ class Sampler:
     def __init__(
         self, temperature: float, top_p: float, seed: int | None, allowed: npt.NDArray[np.bool_] | None = None
     ):
-        if not (math.isfinite(temperature) and temperature >= 0):
-            raise TrapError(f"temperature is {temperature}, expected 0 or more")
-        if not 0 < top_p <= 1:
-            raise TrapError(f"top_p is {top_p}, expected more than 0 and at most 1")
-        if seed is not None and seed < 0:
-            raise TrapError(f"seed is {seed}, expected 0 or more")
-        self._temperature, self._top_p, self._allowed = temperature, top_p, allowed
+        self._temperature, self._top_p, self._allowed = _number(temperature), _number(top_p), allowed
+        if not (math.isfinite(self._temperature) and self._temperature >= 0):
+            raise TrapError(f"temperature is {temperature!r}, expected a finite number, 0 or more")
+        if not 0 < self._top_p <= 1:
+            raise TrapError(f"top_p is {top_p!r}, expected a number more than 0 and at most 1")
+        if seed is not None:
+            check_count("seed", seed)
         self._random = np.random.Generator(np.random.PCG64(seed))
 
     def choose(self, logits: Floats) -> int:
@@ -55,3 +55,26 @@ class Sampler:
         kept = sums[: int(np.searchsorted(sums, self._top_p * sums[-1])) + 1]
         drawn = int(np.searchsorted(kept, self._random.random() * kept[-1], side="right"))
         return int(order[min(drawn, len(kept) - 1)])
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse what is no whole number of 0 or more.
+
+    Raises:
+        TrapError: it is none.
+    """
+    if not is_whole(value, 0):
+        raise TrapError(f"{name} is {value!r}, expected a whole number, 0 or more")
+
+
+def is_whole(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether a value of any type is a whole number from `low` to `high`."""
+    return isinstance(value, (int, np.integer)) and bool(low <= value <= high)
+
+
+def _number(value: object) -> float:
+    """A number as it is, or not a number for whatever is none."""
+    try:
+        return float(value) if isinstance(value, (int, float, np.integer, np.floating)) else math.nan
+    except OverflowError:  # a whole number beyond every float
+        return math.inf

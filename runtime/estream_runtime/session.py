@@ -16,12 +16,13 @@ import numpy.typing as npt
 from estream_loader.dense import EmbeddingRows
 from estream_loader.package import Package
 from estream_loader.pager import Pager
+from estream_loader.tokenizing import tokenizer_faults
 from estream_runtime.backends import GraphKey, open_backend
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import KeyValues
 from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
-from estream_runtime.sampling import Sampler
+from estream_runtime.sampling import Sampler, check_count, is_whole
 from estream_runtime.stats import Meter, Stats
 from estream_runtime.weights import ExpertWeights, load_dense
 from estream_spec.errors import LinkError, TrapError
@@ -91,10 +92,12 @@ class Session:
         threads: int | None = None,
     ):
         manifest = package.manifest
-        if group_size is not None and group_size < 1:
-            raise LinkError(f"group_size is {group_size}, expected at least 1")
-        if threads is not None and not 1 <= threads <= MAX_THREADS:
-            raise LinkError(f"threads is {threads}, expected 1 to {MAX_THREADS}")
+        if arena_bytes is not None and not is_whole(arena_bytes):
+            raise LinkError(f"arena_bytes is {arena_bytes!r}, expected a number of bytes")
+        if group_size is not None and not is_whole(group_size, 1):
+            raise LinkError(f"group_size is {group_size!r}, expected at least 1")
+        if threads is not None and not is_whole(threads, 1, MAX_THREADS):
+            raise LinkError(f"threads is {threads!r}, expected 1 to {MAX_THREADS}")
         configuration = manifest.device_configurations[0]
         self._package, self._model = package, manifest.model
         self._closed = False
@@ -184,10 +187,10 @@ class Session:
 
         Raises:
             TrapError: as `forward` does, and for a value out of range; at once, not with the first token.
+            LinkError: the tokenizer cannot be used, or knows no token of the model's.
         """
         prompt = self._prompt(token_ids)
-        if max_new_tokens < 0:
-            raise TrapError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
+        check_count("max_new_tokens", max_new_tokens)
         count = min(max_new_tokens, self._model.context_length - len(prompt))
         meter = Meter(self._interpreter, len(prompt))
         sampler = Sampler(temperature, top_p, seed, self._known_tokens)
@@ -207,9 +210,12 @@ class Session:
             TrapError: as `forward` does, for the prompt with each choice; no choice, or one without a token.
         """
         prompt = self._prompt(token_ids)
-        if len(choices) == 0:
+        try:
+            targets = [self._checked(choice, f"choice {number}") for number, choice in enumerate(choices)]
+        except TypeError:
+            raise TrapError(f"choices are {choices!r}, expected a list of them") from None
+        if not targets:
             raise TrapError("no choices to score")
-        targets = [self._checked(choice, f"choice {number}") for number, choice in enumerate(choices)]
         for number, target in enumerate(targets):
             self._check_length(len(prompt) + len(target), f"prompt and choice {number} have")
         batch = Batch.of(prompt, [target[:-1] for target in targets])
@@ -265,8 +271,11 @@ class Session:
         if self._package.tokenizer_json is None:
             return None
         known = np.zeros(self._model.vocabulary, np.bool_)
-        ids = np.fromiter(self._package.tokenizer.get_vocab(with_added_tokens=True).values(), np.int64)
+        with tokenizer_faults(self._package.source.name):
+            ids = np.fromiter(self._package.tokenizer.get_vocab(with_added_tokens=True).values(), np.int64)
         known[ids[ids < len(known)]] = True
+        if not known.any():
+            raise LinkError("the tokenizer knows no token of the model's", path=self._package.source.name)
         return None if known.all() else known
 
     def _prompt(self, token_ids: TokenIds) -> Ids:
@@ -277,7 +286,10 @@ class Session:
 
     def _checked(self, token_ids: TokenIds, what: str) -> Ids:
         """Token ids as an array, each in the vocabulary."""
-        given = np.asarray(token_ids)
+        try:
+            given = np.asarray(token_ids)
+        except (TypeError, ValueError):  # lists of different lengths
+            raise TrapError(f"{what} is no list of token ids") from None
         if given.ndim == 1 and len(given) == 0:
             raise TrapError(f"{what} has no tokens")
         if given.ndim != 1 or given.dtype.kind not in "iu":

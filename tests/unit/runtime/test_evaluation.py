@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,12 +72,13 @@ def test_choices_share_every_read(packed: PackageFactory) -> None:
     ("choices", "message"),
     [
         ([], "no choices to score"),
+        (7, "choices are 7, expected a list of them"),
         ([[1], []], "choice 1 has no tokens"),
         ([[1], [VOCABULARY]], r"token id 260 is outside the vocabulary of 260 \(at choice 1\[0\]\)"),
         ([[1] * (CONTEXT_LENGTH - 19)], "prompt and choice 0 have 513 tokens, the context holds 512"),
     ],
 )
-def test_choices_that_cannot_be_scored_are_refused(choices: list[list[int]], message: str, session: Session) -> None:
+def test_choices_that_cannot_be_scored_are_refused(choices: Any, message: str, session: Session) -> None:
     with pytest.raises(TrapError, match=message):
         session.score(PROMPT, choices)
     assert len(session.score(PROMPT, [[1] * (CONTEXT_LENGTH - 20)])) == 1

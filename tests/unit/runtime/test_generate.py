@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from estream_loader import open_package
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
 from estream_runtime import Session
 from estream_runtime.cache import CHUNK
-from estream_spec.errors import TrapError
+from estream_spec.errors import LinkError, TrapError
 from fixtures.olmoe import CONTEXT_LENGTH, EXPERTS, VOCABULARY, token_ids, write_checkpoint
 from fixtures.packed import UNQUANTISED, PackageFactory
 from fixtures.reference import GREEDY_PROMPT, ReferenceLoader
@@ -116,11 +117,23 @@ def test_rows_without_a_token_are_never_chosen(tmp_path: Path, reference: Refere
         assert padding not in list(session.generate(prompt, 100, temperature=5.0, seed=1))
 
 
-@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_p": 0.0}, {"seed": -1}, {"max_new_tokens": -1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": -1.0}, {"top_p": 0.0}, {"seed": -1}, {"max_new_tokens": -1}, {"max_new_tokens": 1.5}],
+)
 def test_options_out_of_range_are_refused_before_the_first_token(options: dict[str, float], session: Session) -> None:
     with pytest.raises(TrapError, match=r"is -?\d.*, expected"):
         session.generate(PROMPT, **options)  # type: ignore[arg-type]
     assert len(list(session.generate(PROMPT, 2))) == 2
+
+
+def test_a_tokenizer_that_knows_no_token_of_the_model_is_refused(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = WordLevel({"a": VOCABULARY, "b": VOCABULARY + 7}, "a")
+    monkeypatch.setitem(vars(session.package), "tokenizer", Tokenizer(elsewhere))
+    with pytest.raises(LinkError, match="the tokenizer knows no token of the model's"):
+        session.generate(PROMPT)
 
 
 def test_a_text_left_half_way_does_no_harm(session: Session) -> None:

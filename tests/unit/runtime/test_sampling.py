@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,15 +69,20 @@ def test_a_token_that_is_not_allowed_is_never_chosen(temperature: float) -> None
 @pytest.mark.parametrize(
     ("temperature", "top_p", "seed", "message"),
     [
-        (-0.1, 1, None, "temperature is -0.1, expected 0 or more"),
+        (-0.1, 1, None, "temperature is -0.1, expected a finite number, 0 or more"),
         (math.nan, 1, None, "temperature is nan"),
         (math.inf, 1, None, "temperature is inf"),
-        (1, 0, None, "top_p is 0, expected more than 0 and at most 1"),
+        (1, 0, None, "top_p is 0, expected a number more than 0 and at most 1"),
         (1, 1.01, None, "top_p is 1.01"),
         (1, math.nan, None, "top_p is nan"),
-        (1, 1, -1, "seed is -1, expected 0 or more"),
+        (1, 1, -1, "seed is -1, expected a whole number, 0 or more"),
+        ("1", 1, None, "temperature is '1', expected a finite number"),
+        (10**400, 1, None, "temperature is 10*, expected a finite number"),
+        (1, [1], None, r"top_p is \[1\], expected a number"),
+        (1, 1, 1.5, "seed is 1.5, expected a whole number"),
+        (1, 1, "1", "seed is '1', expected a whole number"),
     ],
 )
-def test_values_out_of_range_are_refused(temperature: float, top_p: float, seed: int | None, message: str) -> None:
+def test_values_out_of_range_are_refused(temperature: Any, top_p: Any, seed: Any, message: str) -> None:
     with pytest.raises(TrapError, match=message):
         Sampler(temperature=temperature, top_p=top_p, seed=seed)

@@ -141,6 +141,9 @@ def test_unsigned_weights_give_what_signed_ones_mean(packed: PackageFactory, mon
         ([1, 2, VOCABULARY], rf"token id {VOCABULARY} is outside the vocabulary of {VOCABULARY} \(at prompt\[2\]\)"),
         ([-1], r"token id -1 is outside the vocabulary"),
         ([1.5], "prompt is float64 of shape"),
+        ([[1], [2, 3]], "prompt is no list of token ids"),
+        ([1 << 70], "prompt is object of shape"),
+        (None, "prompt is object of shape"),
         ([[1, 2]], r"prompt is int64 of shape \[1, 2\], expected one list"),
         ([1] * (CONTEXT_LENGTH + 1), f"prompt has {CONTEXT_LENGTH + 1} tokens, the context holds {CONTEXT_LENGTH}"),
         ([1] * (10 * CONTEXT_LENGTH), "the context holds"),
@@ -194,6 +197,9 @@ def test_an_arena_need_not_be_a_whole_number_of_experts(packed: PackageFactory) 
         ({"threads": 0}, "threads is 0, expected 1 to 256"),
         ({"threads": 9999}, "threads is 9999, expected 1 to 256"),
         ({"group_size": 0}, "group_size is 0, expected at least 1"),
+        ({"group_size": 1.5}, "group_size is 1.5, expected at least 1"),
+        ({"threads": "2"}, "threads is '2', expected 1 to 256"),
+        ({"arena_bytes": "8M"}, "arena_bytes is '8M', expected a number of bytes"),
     ],
 )
 def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], message: str, packed: PackageFactory) -> None:
