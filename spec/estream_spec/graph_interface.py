@@ -28,10 +28,18 @@ MATRICES: Final[dict[GraphRole, tuple[str, ...]]] = {
     "head": ("head",),
 }
 """The inputs of each role that a graph's weight kind applies to; every other input is f32."""
-COMBINATIONS: Final[frozenset[tuple[Activations, GraphWeights]]] = frozenset(
-    {("f32", "f32"), ("f32", "int8"), ("dynamic-int8", "int8"), ("dynamic-int8", "uint8")}
+VARIANTS: Final[tuple[frozenset[tuple[Activations, GraphWeights]], ...]] = (
+    frozenset({("f32", "f32")}),
+    frozenset({("f32", "int8")}),
+    frozenset({("dynamic-int8", "int8"), ("dynamic-int8", "uint8")}),
 )
-"""Which activations go with which weights. The role `attend` has no matrix and is (`f32`, `f32`) always."""
+"""What graphs a role and shape class may have: pairs of activations and weights.
+
+Where activations are quantised both variants are there, since which of them a processor computes exactly differs.
+The role `attend` has no matrix and is (`f32`, `f32`) always.
+"""
+COMBINATIONS: Final = frozenset().union(*VARIANTS)
+"""Which activations go with which weights."""
 
 Shape = tuple[int | str, ...]
 _MATRIX_DTYPE: Final[dict[GraphWeights, DType]] = {"f32": "f32", "int8": "i8", "uint8": "u8"}

@@ -16,22 +16,12 @@ from estream_spec import limits
 from estream_spec.constants import SectionType
 from estream_spec.container import Container
 from estream_spec.errors import IntegrityError, InvalidError, LimitError
-from estream_spec.graph_interface import MATRICES, ROLES, class_count, shape_class_of
+from estream_spec.graph_interface import MATRICES, ROLES, VARIANTS, class_count, shape_class_of
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
 from estream_spec.manifest import Activations, Graph, GraphRole, GraphWeights, Manifest, RecordLayout
 from estream_spec.model import ModelDescription
 from estream_spec.records import DirectoryEntry, RecordTable
 from estream_spec.weights import Encoding
-
-VARIANTS: tuple[frozenset[tuple[Activations, GraphWeights]], ...] = (
-    frozenset({("f32", "f32")}),
-    frozenset({("f32", "int8")}),
-    frozenset({("dynamic-int8", "int8"), ("dynamic-int8", "uint8")}),
-)
-"""What graphs a role and shape class may have: pairs of activations and weights.
-
-Where activations are quantised both variants are there, since which of them a processor computes exactly differs.
-"""
 
 
 def check_manifest(manifest: Manifest, container: Container) -> None:

@@ -15,8 +15,8 @@ from estream_spec import constants, errors, graph_interface, limits, manifest, m
 from estream_spec.constants import FLAGS
 from estream_spec.container import AT_MOST_ONE, SINGLE
 from estream_spec.errors import MalformedError
+from estream_spec.graph_interface import VARIANTS
 from estream_spec.manifest import content_id
-from estream_spec.rules import VARIANTS
 
 TEXT = (Path(__file__).parents[3] / "spec" / "FORMAT.md").read_text(encoding="utf-8")
 Row = dict[str, str]
