@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import deque
@@ -18,6 +19,8 @@ from msgspec import Struct
 from estream_loader.progress import Progress, Quiet
 from estream_packer.assemble import WORKING_BYTES, assemble
 from estream_packer.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
+from estream_packer.checkpoint.problems import Problems
+from estream_packer.checkpoint.safetensors import NotFiniteError
 from estream_packer.families import TensorSource, WeightMap, family_of
 from estream_packer.graphs import build_graph
 from estream_packer.plan import Plan, plan_package
@@ -35,6 +38,8 @@ from estream_spec.rules import check_device_configurations, check_manifest, chec
 IN_FLIGHT_BYTES: Final = 1 << 28
 """Memory for records being made or waiting to be written; a single larger record has it to itself."""
 NO_TOKENIZER: Final = f"the checkpoint has no {TOKENIZER}, so the package takes token ids and no text"
+SCANNED_WEIGHTS: Final = 1 << 22
+"""Weights of a tensor looked at together when it is searched for numbers that are not finite."""
 WRITER: Final = f"estream-pack {__version__}"
 
 
@@ -107,7 +112,7 @@ def build(
         sources = background.submit(checkpoint.sources)
         source_bytes = sum(_length(checkpoint, each) for each in weights.sources())
         progress.begin("packing", source_bytes)
-        with PackageWriter(output, options.page_shift) as writer:
+        with _told_together(checkpoint, weights), PackageWriter(output, options.page_shift) as writer:
             dense_records = _made(_dense_tasks(checkpoint, weights, plan), workers, jobs, progress)
             dense = writer.add_records(SectionType.DENSE, plan.dense, dense_records)
             expert_records = _made(_expert_tasks(checkpoint, weights, plan), workers, jobs, progress)
@@ -149,6 +154,25 @@ def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _told_together(checkpoint: Checkpoint, weights: WeightMap) -> Iterator[None]:
+    """When one tensor turns out not to be finite, look through all of them and refuse every such one in one message."""
+    try:
+        yield
+    except NotFiniteError:
+        problems = Problems()
+        for name in sorted(source.name for source in weights.sources()):
+            shape = checkpoint.tensors[name].shape
+            step = max(1, SCANNED_WEIGHTS // math.prod(shape[1:]))
+            try:
+                for first in range(0, shape[0], step):
+                    checkpoint.read(name, slice(first, first + step))
+            except NotFiniteError as fault:
+                problems.add("tensors with numbers that are not finite", fault.message)
+        problems.refuse("checkpoint cannot be packed", str(checkpoint.folder))
+        raise
 
 
 def _utf8(text: str, what: str) -> bytes:

@@ -18,6 +18,10 @@ READABLE: Final = ("F32", "F16", "BF16")
 """The dtypes whose values can be read."""
 
 
+class NotFiniteError(PackError):
+    """A tensor holds a number that is not finite."""
+
+
 class SafetensorsFile:
     """One file of tensors. Only the header is read on opening.
 
@@ -82,7 +86,7 @@ class SafetensorsFile:
         value = values[tuple(index)]
         if index:
             index[0] += skipped
-        raise PackError(
+        raise NotFiniteError(
             f"tensor {name!r} has {value} at index {index}, expected finite numbers", path=str(self.file.path)
         )
 

@@ -352,13 +352,19 @@ def test_a_checkpoint_with_faults_is_refused_before_anything_is_written(
     assert "experts.11.down_proj.weigth'" in str(error)
 
 
-def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+def test_all_weights_that_are_not_finite_are_refused_by_name_together(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "SCANNED_WEIGHTS", 100)
     source = tmp_path / "checkpoint"
     shutil.copytree(olmoe_checkpoint("base"), source)
     held = load_file(source / "model.safetensors")
     held["model.layers.1.mlp.experts.11.down_proj.weight"][63, 31] = np.nan
+    held["model.norm.weight"][3] = -np.inf
     save_file(held, source / "model.safetensors")
-    refused(source, tmp_path / "out" / "model.emoe", r"experts\.11\.down_proj\.weight' has nan at index \[63, 31\]")
+    error = refused(source, tmp_path / "out" / "model.emoe", "2 tensors with numbers that are not finite")
+    assert "experts.11.down_proj.weight' has nan at index [63, 31]" in str(error)
+    assert "model.norm.weight' has -inf at index [3]" in str(error)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
