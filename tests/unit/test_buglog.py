@@ -152,6 +152,7 @@ from estream_packer.cli import main
 commit = PackageWriter.commit
 
 def meet_then_commit(self):
+    print("ready", flush=True)
     sys.stdin.readline()
     commit(self)
 
@@ -188,7 +189,7 @@ def test_two_builds_to_one_output_leave_one_whole_package(tmp_path: Path, olmoe_
             assert each.stdin is not None
             each.stdin.write("go\n")
             each.stdin.flush()
-        errors = [each.communicate()[1] for each in builds]
+        errors = [each.communicate(timeout=60)[1] for each in builds]
     assert [each.returncode for each in builds] == [0, 0], errors
     assert [path.name for path in output.parent.iterdir()] == [output.name]
     build(source, tmp_path / "alone.emoe")
