@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from estream_loader.package import Package
 from estream_loader.records import DTYPES, RecordPlace
-from estream_loader.source import read
+from estream_loader.source import read, read_pieces
 from estream_spec.errors import IntegrityError
 from estream_spec.layout import round_up
 
-_READ = 1 << 22
-"""Bytes read at a time while the embedding is proven."""
 _PIECE = 1 << 14
-"""Bytes with a checksum of their own: what is read and proven again for each row."""
+"""Bytes with a checksum of their own, a divisor of what is read at a time: what is proven again for each row."""
 
 
 def load_record(package: Package, place: RecordPlace) -> memoryview:
@@ -72,8 +70,7 @@ class EmbeddingRows:
 
     def _prove(self) -> None:
         checksum, place = 0, self._place
-        for start in range(0, place.length, _READ):
-            data = read(self._package.source, place.offset + start, min(_READ, place.length - start))
+        for data in read_pieces(self._package.source, place.offset, place.offset + place.length):
             checksum = crc32c.crc32c(data, checksum)
             self._checksums += _piece_checksums(data)
         place.check(checksum)

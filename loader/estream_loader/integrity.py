@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import crc32c
 
-from estream_loader.source import ByteSource, read
+from estream_loader.source import available, read, read_pieces
 from estream_loader.values import check_values
 from estream_spec.constants import (
     DATA_START,
@@ -26,9 +26,6 @@ from estream_spec.records import DirectoryEntry, Superblock
 if TYPE_CHECKING:
     from estream_loader.package import Package
     from estream_loader.records import RecordPlace
-
-_PIECE = 1 << 20
-"""Bytes read at a time where a range may be long."""
 
 
 def verify(package: Package, advance: Callable[[int], None] = lambda length: None) -> None:
@@ -78,7 +75,7 @@ def verify_section(package: Package, entry: DirectoryEntry) -> None:
         package.read_section(entry)
         return
     digest = sha256()
-    for piece in _pieces(package.source, entry.offset, entry.end):
+    for piece in read_pieces(package.source, entry.offset, entry.end):
         digest.update(piece)
     if digest.digest() != entry.sha256:
         raise IntegrityError("section digest differs from the directory's", offset=entry.offset)
@@ -105,7 +102,7 @@ def verify_record(package: Package, place: RecordPlace) -> None:
     """
     payload = place.offset + place.layout.payload_length
     checksum, digest = 0, sha256()
-    for piece in _pieces(package.source, place.offset, payload):
+    for piece in read_pieces(package.source, place.offset, payload):
         checksum = crc32c.crc32c(piece, checksum)
         digest.update(piece)
     padding = read(package.source, payload, place.offset + place.length - payload)
@@ -167,14 +164,3 @@ def notices(package: Package) -> list[str]:
     if trailing := available(package.source) - trusted.file_length:
         found.append(f"{trailing} bytes follow the package's end")
     return found
-
-
-def _pieces(source: ByteSource, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes of a range, a little at a time."""
-    for at in range(start, stop, _PIECE):
-        yield read(source, at, min(_PIECE, stop - at))
-
-
-def available(source: ByteSource) -> int:
-    """Bytes from the package's start on; never negative."""
-    return max(source.available(), 0)

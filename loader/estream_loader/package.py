@@ -18,7 +18,7 @@ import zstandard
 
 from estream_loader.integrity import verify
 from estream_loader.records import RecordPlace, RecordSection
-from estream_loader.source import ByteSource, FileSource, MemorySource, read, read_exactly
+from estream_loader.source import ByteSource, FileSource, MemorySource, available, read, read_exactly
 from estream_loader.tokenizing import tokenizer_faults
 from estream_spec.constants import SUPERBLOCK_OFFSETS, Codec, SectionType
 from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
@@ -214,10 +214,10 @@ def read_container(source: ByteSource) -> Container:
     Raises:
         FormatError: the package is refused.
     """
-    available = max(source.available(), 0)
-    slots = [read(source, at, max(min(Superblock.SIZE, available - at), 0)) for at in SUPERBLOCK_OFFSETS]
+    length = available(source)
+    slots = [read(source, at, max(min(Superblock.SIZE, length - at), 0)) for at in SUPERBLOCK_OFFSETS]
     superblock = choose_superblock((slots[0], slots[1]))
-    check_superblock(superblock, available)
+    check_superblock(superblock, length)
     return decode_container(superblock, read(source, superblock.directory_offset, superblock.directory_length))
 
 

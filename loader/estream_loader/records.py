@@ -69,7 +69,7 @@ class RecordSection:
 
 
 def tensors(layout: RecordLayout, record: memoryview) -> dict[str, np.ndarray[Any, Any]]:
-    """Every tensor of a record by name, as views: nothing is copied.
+    """Every tensor of a record by name, as views: nothing is copied, and writing to one writes to the record.
 
     Args:
         layout: what the record holds.

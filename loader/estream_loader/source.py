@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import Final, Protocol, Self, runtime_checkable
 
 from estream_spec.errors import EmoeError, IntegrityError, LinkError
+
+PIECE: Final = 1 << 20
+"""Bytes read at a time where a range is only passed through."""
 
 
 @runtime_checkable
@@ -145,3 +149,14 @@ def read(source: ByteSource, offset: int, length: int) -> bytes:
     buffer = bytearray(length)
     read_exactly(source, memoryview(buffer), offset)
     return bytes(buffer)
+
+
+def read_pieces(source: ByteSource, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes of a range that may be long, a little at a time. Raises as `read_exactly` does."""
+    for at in range(start, stop, PIECE):
+        yield read(source, at, min(PIECE, stop - at))
+
+
+def available(source: ByteSource) -> int:
+    """Bytes from the package's start on; never negative."""
+    return max(source.available(), 0)

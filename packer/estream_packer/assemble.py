@@ -13,6 +13,7 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
+from estream_loader.records import tensors
 from estream_packer.checkpoint import Checkpoint
 from estream_packer.families import TensorSource
 from estream_packer.quantise import quantise_embedding, quantise_matrix
@@ -24,7 +25,6 @@ BLOCK_WEIGHTS: Final = 1 << 19
 """Weights worked on at a time: 2 MiB as f32."""
 WORKING_BYTES: Final = 4 * BLOCK_WEIGHTS * 4
 """About what making a record takes besides the record: a block as it is read, widened, transposed, and stored."""
-DTYPES: Final[Mapping[str, np.dtype[Any]]] = {"f32": np.dtype("<f4"), "i8": np.dtype("i1"), "u8": np.dtype("u1")}
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -44,23 +44,18 @@ def assemble(
         PackError: a tensor cannot be read, or is not finite.
     """
     data = np.zeros(length, np.uint8)
-    tensors = {
-        tensor.name: data[tensor.offset : tensor.offset + tensor.length]
-        .view(DTYPES[tensor.dtype])
-        .reshape(tensor.shape)
-        for tensor in layout.tensors
-    }
+    stored = tensors(layout, data.data)
     of_matrices = {part.name for matrix in layout.matrices for part in matrix_tensors(matrix)}
-    for name, tensor in tensors.items():
+    for name, tensor in stored.items():
         if name not in of_matrices:
             tensor[...] = sources[name].read(checkpoint)
     for matrix in layout.matrices:
-        _store(matrix, sources[matrix.name], checkpoint, tensors)
+        _store(matrix, sources[matrix.name], checkpoint, stored)
     view = data.data
     return PackedRecord(view, crc32c.crc32c(view), sha256(view[: layout.payload_length]).digest())
 
 
-def _store(matrix: Matrix, source: TensorSource, checkpoint: Checkpoint, tensors: Tensors) -> None:
+def _store(matrix: Matrix, source: TensorSource, checkpoint: Checkpoint, stored: Tensors) -> None:
     """Store a matrix block by block: some columns at a time, whose scales are their own, or some rows of the embedding.
 
     Either way a block is some rows of the checkpoint's tensor, which holds every other matrix as `[out, in]`.
@@ -73,5 +68,5 @@ def _store(matrix: Matrix, source: TensorSource, checkpoint: Checkpoint, tensors
     for start in range(0, count, step):
         block = slice(start, min(start + step, count))
         for part, values in quantise(source.read(checkpoint, block), matrix.encoding).items():
-            target = tensors[f"{matrix.name}.{part}" if part else matrix.name]
+            target = stored[f"{matrix.name}.{part}" if part else matrix.name]
             target[block if by_row else (..., block)] = values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections import deque
@@ -38,8 +37,6 @@ from estream_spec.rules import check_device_configurations, check_manifest, chec
 IN_FLIGHT_BYTES: Final = 1 << 28
 """Memory for records being made or waiting to be written; a single larger record has it to itself."""
 NO_TOKENIZER: Final = f"the checkpoint has no {TOKENIZER}, so the package takes token ids and no text"
-SCANNED_WEIGHTS: Final = 1 << 22
-"""Weights of a tensor looked at together when it is searched for numbers that are not finite."""
 WRITER: Final = f"estream-pack {__version__}"
 
 
@@ -164,11 +161,9 @@ def _told_together(checkpoint: Checkpoint, weights: WeightMap) -> Iterator[None]
     except NotFiniteError:
         problems = Problems()
         for name in sorted(source.name for source in weights.sources()):
-            shape = checkpoint.tensors[name].shape
-            step = max(1, SCANNED_WEIGHTS // math.prod(shape[1:]))
             try:
-                for first in range(0, shape[0], step):
-                    checkpoint.read(name, slice(first, first + step))
+                for rows in checkpoint.row_blocks(name):
+                    checkpoint.read(name, rows)
             except NotFiniteError as fault:
                 problems.add("tensors with numbers that are not finite", fault.message)
         problems.refuse("checkpoint cannot be packed", str(checkpoint.folder))

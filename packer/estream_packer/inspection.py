@@ -142,11 +142,6 @@ def section_name(section_type: int, section_id: int) -> str:
     return f"{name} {section_id}" if section_type == SectionType.GRAPH else name
 
 
-def printable(text: str) -> str:
-    """Text of a package for a terminal: what is no character to print is escaped."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
 def _extents(container: Container) -> Iterator[Extent]:
     """Superblocks, sections, directory, and the padding between them."""
     superblock = container.superblock

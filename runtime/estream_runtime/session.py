@@ -26,7 +26,6 @@ from estream_runtime.sampling import Sampler, check_count, is_whole
 from estream_runtime.stats import Meter, Stats
 from estream_runtime.weights import ExpertWeights, load_dense
 from estream_spec.errors import LinkError, TrapError
-from estream_spec.rules import graphs_of
 
 MAX_THREADS: Final = 256
 """Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
@@ -104,7 +103,7 @@ class Session:
         with ExitStack() as stack:
             graphs = {
                 GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
-                for graph in graphs_of(manifest, "portable")
+                for graph in manifest.graphs
             }
             opened = open_backend(backend, self._model, graphs, threads or len(os.sched_getaffinity(0)))
             stack.callback(opened.close)

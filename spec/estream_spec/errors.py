@@ -32,8 +32,7 @@ class EmoeError(Exception):
         if self.path is not None:
             place.append(self.path)
         text = f"{self.message} (at {', '.join(place)})" if place else self.message
-        # A name out of a file or a command line must not break the line or steer the terminal.
-        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+        return printable(text)
 
 
 class FormatError(EmoeError, ValueError):
@@ -88,3 +87,8 @@ class PackError(EmoeError):
     """The packer's input is at fault: checkpoint, recipe, or the place to write to."""
 
     slug = "pack"
+
+
+def printable(text: str) -> str:
+    """Text for a terminal. A name out of a file or a command line must not break the line or steer the screen."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -18,7 +18,7 @@ from estream_spec.container import Container
 from estream_spec.errors import IntegrityError, InvalidError, LimitError
 from estream_spec.graph_interface import MATRICES, ROLES, VARIANTS, class_count, shape_class_of
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
-from estream_spec.manifest import Activations, Graph, GraphRole, GraphWeights, Manifest, RecordLayout
+from estream_spec.manifest import Activations, GraphRole, GraphWeights, Manifest, RecordLayout
 from estream_spec.model import ModelDescription
 from estream_spec.records import DirectoryEntry, RecordTable
 from estream_spec.weights import Encoding
@@ -216,8 +216,3 @@ def check_device_configurations(manifest: Manifest, experts: RecordTable) -> Non
         needed = (choice.prefetch_depth + 1) * choice.group_size * largest
         message = f"arena of {choice.arena_bytes} bytes, its banks take {needed}"
         _require(choice.arena_bytes >= needed, message, f"manifest.device_configurations[{index}].arena_bytes")
-
-
-def graphs_of(manifest: Manifest, target: str) -> tuple[Graph, ...]:
-    """The graphs for one target."""
-    return tuple(graph for graph in manifest.graphs if graph.target == target)

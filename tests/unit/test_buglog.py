@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final
 
 import ml_dtypes
@@ -178,6 +179,10 @@ def test_two_builds_to_one_output_leave_one_whole_package(tmp_path: Path, olmoe_
     )
     with ExitStack() as stack:  # which closes the pipes, so that a build that waits goes on
         builds = [stack.enter_context(start()) for _ in range(2)]
+        for each in builds:  # so that a build that stalls fails the test
+            limit = Timer(60, each.kill)
+            limit.start()
+            stack.callback(limit.cancel)
         for each in builds:
             assert each.stdout is not None
             assert each.stdout.readline() == "ready\n"

@@ -6,9 +6,10 @@ of the weights in the folder does no harm. Nothing in the folder is ever execute
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from hashlib import sha256
+from math import prod
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final, Self
@@ -38,6 +39,8 @@ TENSORS: Final = "tensors"
 DOCUMENTS: Final = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX)
 """Files that are read where they exist, besides the weights."""
 
+BLOCK_WEIGHTS: Final = 1 << 22
+"""Weights looked at together where a tensor is only walked through."""
 MAX_JSON_LENGTH: Final = 1 << 25
 """32 MiB: any JSON document but the tokenizer."""
 
@@ -84,6 +87,13 @@ class Checkpoint:
         """Give all descriptors back."""
         for file in self._files:
             file.close()
+
+    def row_blocks(self, name: str) -> Iterator[slice]:
+        """Row ranges of a tensor that together are all of it, each small enough to be read on the way."""
+        shape = self.tensors[name].shape
+        step = max(1, BLOCK_WEIGHTS // prod(shape[1:]))
+        for first in range(0, shape[0], step):
+            yield slice(first, first + step)
 
     def paths(self) -> tuple[Path, ...]:
         """Every file that makes up the checkpoint: documents, index and weights."""

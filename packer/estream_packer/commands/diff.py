@@ -43,7 +43,7 @@ def command(context: click.Context, first: Path, second: Path, as_json: bool) ->
 
 
 def _show(found: Difference) -> None:
-    from estream_packer.inspection import printable
+    from estream_spec.errors import printable
 
     click.echo(found.level)
     lines = [

@@ -77,7 +77,7 @@ def _table(headings: Sequence[str], numbers: Sequence[str] = ()) -> Table:
 
 def _show_pairs(pairs: dict[str, str]) -> None:
     """Print names and values, never broken over lines, so that ids can be copied."""
-    from estream_packer.inspection import printable
+    from estream_spec.errors import printable
 
     width = max(map(len, pairs))
     for name, value in pairs.items():
@@ -122,7 +122,7 @@ def _graphs(found: Inspection) -> Table:
 def _configurations(found: Inspection) -> Table:
     from rich.text import Text
 
-    from estream_packer.inspection import printable
+    from estream_spec.errors import printable
 
     table = _table(
         ("device configuration", "arena bytes", "group size", "prefetch depth"),

@@ -131,8 +131,7 @@ def _check_tied(checkpoint: Checkpoint, embedding: str, head: str) -> None:
     """Refuse a head that is said to be the embedding and is not. Blocks of rows keep memory flat."""
     shape = checkpoint.tensors[embedding].shape
     if checkpoint.tensors[head].shape == shape:
-        step = max(1, (1 << 22) // shape[1])
-        blocks = [slice(start, start + step) for start in range(0, shape[0], step)]
+        blocks = checkpoint.row_blocks(embedding)
         if all(np.array_equal(checkpoint.read(embedding, rows), checkpoint.read(head, rows)) for rows in blocks):
             return
     raise PackError(
