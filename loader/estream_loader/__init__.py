@@ -7,5 +7,6 @@ with open_package("model.emoe") as package:
 """
 
 from estream_loader.package import Integrity, Package, open_package
+from estream_loader.trust import SignaturePolicy
 
-__all__ = ["Integrity", "Package", "open_package"]
+__all__ = ["Integrity", "Package", "SignaturePolicy", "open_package"]

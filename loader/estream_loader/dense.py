@@ -83,7 +83,8 @@ class EmbeddingRows:
         found = _piece_checksums(data) if self._checksums else []
         if found != self._checksums[first : first + len(found)]:
             message = "the embedding has changed since it was proven"
-            raise IntegrityError(message, path=self._place.path, offset=self._place.offset + start)
+            offset = self._place.offset + start
+            raise IntegrityError(message, path=self._place.path, offset=offset, rule="EMOE-RDR-003")
         return data[offset - start : offset - start + length]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import crc32c
 
+from estream_loader.sections import check_digest, check_zero, section_path
 from estream_loader.source import available, read, read_pieces
 from estream_loader.values import check_values
 from estream_spec.constants import (
@@ -19,9 +20,10 @@ from estream_spec.constants import (
     SectionFlag,
     SectionType,
 )
-from estream_spec.errors import FormatError, IntegrityError, InvalidError
+from estream_spec.errors import FormatError
 from estream_spec.manifest import content_id
-from estream_spec.records import DirectoryEntry, Superblock
+from estream_spec.records import DirectoryEntry, Superblock, decode_signature
+from estream_spec.rulebook import refusal
 
 if TYPE_CHECKING:
     from estream_loader.package import Package
@@ -72,13 +74,14 @@ def verify_section(package: Package, entry: DirectoryEntry) -> None:
         IntegrityError: its digest differs or it does not decode.
     """
     if entry.type in KNOWN_SECTIONS:
-        package.read_section(entry)
+        data = package.read_section(entry)
+        if entry.type == SectionType.SIGNATURE:
+            decode_signature(data, path=section_path(entry), offset=entry.offset)
         return
     digest = sha256()
     for piece in read_pieces(package.source, entry.offset, entry.end):
         digest.update(piece)
-    if digest.digest() != entry.sha256:
-        raise IntegrityError("section digest differs from the directory's", offset=entry.offset)
+    check_digest(entry, digest.digest())
 
 
 def check_text(package: Package) -> None:
@@ -90,7 +93,9 @@ def check_text(package: Package) -> None:
     try:
         (package.chat_template or b"").decode()
     except UnicodeDecodeError as error:
-        raise InvalidError(f"byte {error.start} is not UTF-8", path="chat_template section 0") from None
+        entry = package.container.section(SectionType.CHAT_TEMPLATE)
+        message = f"byte {error.start} is {error.object[error.start]:#04x}, expected UTF-8"
+        raise refusal("EMOE-SEC-020", message, path=section_path(entry), offset=entry.offset) from None
 
 
 def verify_record(package: Package, place: RecordPlace) -> None:
@@ -108,9 +113,9 @@ def verify_record(package: Package, place: RecordPlace) -> None:
     padding = read(package.source, payload, place.offset + place.length - payload)
     place.check(crc32c.crc32c(padding, checksum))
     if digest.digest() != place.digest:
-        raise IntegrityError("record digest differs from its table's", path=place.path, offset=place.offset)
-    if padding.strip(b"\0"):
-        raise InvalidError("padding behind a record is not zero", path=place.path, offset=payload)
+        message = f"record has digest {digest.hexdigest()}, its table says {place.digest.hex()}"
+        raise refusal("EMOE-REC-002", message, path=place.path, offset=place.offset)
+    check_zero(padding, "EMOE-REC-003", "padding of a record", place.path, payload)
 
 
 def verify_content_id(package: Package) -> None:
@@ -124,7 +129,8 @@ def verify_content_id(package: Package) -> None:
     tables = package.dense.table, package.experts.table
     if (found := content_id(manifest.model, manifest.layouts, *tables, documents)) != manifest.content_id:
         message = f"content id is {found.hex()}, the manifest says {manifest.content_id.hex()}"
-        raise IntegrityError(message, path="manifest.content_id")
+        offset = package.container.section(SectionType.MANIFEST).offset
+        raise refusal("EMOE-IDN-001", message, path="manifest.content_id", offset=offset)
 
 
 def check_padding(package: Package) -> None:
@@ -140,9 +146,9 @@ def check_padding(package: Package) -> None:
         end = entry.end
     gaps.append((end, package.container.superblock.directory_offset))
     for start, stop in gaps:
-        gap = read(package.source, start, stop - start)
-        if gap.strip(b"\0"):
-            raise InvalidError("byte between sections is not zero", offset=start + len(gap) - len(gap.lstrip(b"\0")))
+        check_zero(
+            read(package.source, start, stop - start), "EMOE-PAD-001", "padding between sections", "package", start
+        )
 
 
 def notices(package: Package) -> list[str]:

@@ -6,6 +6,7 @@ Opening reads the two superblocks, the directory and the manifest and nothing el
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from hashlib import sha256
@@ -14,18 +15,30 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Literal, Self, get_args
 
 import crc32c
-import zstandard
 
 from estream_loader.integrity import verify
 from estream_loader.records import RecordPlace, RecordSection
+from estream_loader.sections import check_digest, decompress, section_path
 from estream_loader.source import ByteSource, FileSource, MemorySource, available, read, read_exactly
 from estream_loader.tokenizing import tokenizer_faults
+from estream_loader.trust import SignaturePolicy, check_signatures
 from estream_spec.constants import SUPERBLOCK_OFFSETS, Codec, SectionType
 from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
-from estream_spec.errors import IntegrityError, LinkError
-from estream_spec.manifest import Graph, Manifest, decode_manifest
-from estream_spec.records import DirectoryEntry, RecordTable, Superblock
-from estream_spec.rules import check_device_configurations, check_manifest, check_tables
+from estream_spec.errors import LinkError, located
+from estream_spec.manifest import (
+    DeviceConfiguration,
+    Graph,
+    Manifest,
+    decode_device_configuration,
+    decode_manifest,
+)
+from estream_spec.records import DirectoryEntry, RecordTable, Signature, Superblock, decode_signature
+from estream_spec.rules import (
+    check_device_configuration,
+    check_device_configurations,
+    check_manifest,
+    check_tables,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,12 +54,15 @@ record as it lands in memory, before anything computes with it. `full` adds the 
 class Package:
     """One open package. Use it as a context manager; after closing, only what was already read may be used."""
 
-    def __init__(self, source: ByteSource, integrity: Integrity):
+    def __init__(self, source: ByteSource, integrity: Integrity, policy: SignaturePolicy | None = None):
         self.source, self.integrity = source, integrity
         self.container = read_container(source)
+        if policy is not None:  # before anything is read that only a signature vouches for
+            check_signatures(policy, self._signatures(policy), self.file_id, self.container.superblock.directory_offset)
         entry = self.container.section(SectionType.MANIFEST)
-        self.manifest: Manifest = decode_manifest(self.read_section(entry))
-        check_manifest(self.manifest, self.container)
+        with located(entry.offset):
+            self.manifest: Manifest = decode_manifest(self.read_section(entry))
+            check_manifest(self.manifest, self.container)
         if integrity == "full":
             verify(self)
 
@@ -68,24 +84,39 @@ class Package:
         Raises:
             IntegrityError: the digest differs, or the stored bytes do not decode to the stated length.
         """
-        path = f"{SectionType(entry.type).name.lower()} section {entry.id}"
         stored = read(self.source, entry.offset, entry.stored_length)
-        if sha256(stored).digest() != entry.sha256:
-            raise IntegrityError("section digest differs from the directory's", path=path, offset=entry.offset)
-        return stored if entry.codec == Codec.NONE else _decompress(stored, entry, path)
+        check_digest(entry, sha256(stored).digest())
+        return stored if entry.codec == Codec.NONE else decompress(stored, entry)
 
     @cached_property
     def _tables(self) -> tuple[RecordSection, RecordSection]:
         """Dense and expert records; both tables are judged together."""
-        dense = RecordTable.decode(self._whole(SectionType.DENSE_TABLE), path="dense_table")
-        experts = RecordTable.decode(self._whole(SectionType.EXPERT_TABLE), path="expert_table")
-        check_tables(self.manifest, self.container, dense, experts)
-        check_device_configurations(self.manifest, experts)
+        dense, experts = self._table(SectionType.DENSE_TABLE), self._table(SectionType.EXPERT_TABLE)
+        with located(self.container.section(SectionType.MANIFEST).offset):
+            check_tables(self.manifest, self.container, dense, experts)
+            check_device_configurations(self.manifest, experts)
         layouts = self.manifest.layouts
         return (
             RecordSection(self.container.section(SectionType.DENSE), dense, layouts, "dense"),
             RecordSection(self.container.section(SectionType.EXPERTS), experts, layouts, "experts"),
         )
+
+    @cached_property
+    def device_configurations(self) -> tuple[DeviceConfiguration, ...]:
+        """How to run on one kind of device, the default first: those added on a device, latest first, then the others.
+
+        Raises:
+            FormatError: one that was added is at fault.
+        """
+        added = []
+        for entry in self._all(SectionType.DEVICE_CONFIGURATION):
+            with located(entry.offset):
+                path = section_path(entry)
+                choice = decode_device_configuration(self.read_section(entry), path)
+                check_device_configuration(choice, self.experts.table, path)
+            added.append((entry.id, choice))
+        latest_first = sorted(added, key=lambda each: each[0], reverse=True)
+        return (*(choice for _, choice in latest_first), *self.manifest.device_configurations)
 
     @property
     def dense(self) -> RecordSection:
@@ -154,8 +185,32 @@ class Package:
         """SHA-256 that names this very file, what a signature covers."""
         return self.container.file_id()
 
-    def _whole(self, section_type: SectionType) -> bytes:
-        return self.read_section(self.container.section(section_type))
+    def signatures(self) -> list[Signature]:
+        """The signatures in the package, whether they verify or not, without those of unknown algorithms.
+
+        Raises:
+            IntegrityError: a section that was damaged.
+            MalformedError: one that is no signature.
+        """
+        found = []
+        for entry in self._all(SectionType.SIGNATURE):
+            data = self.read_section(entry)
+            if (signature := decode_signature(data, path=section_path(entry), offset=entry.offset)) is not None:
+                found.append(signature)
+        return found
+
+    def _signatures(self, policy: SignaturePolicy) -> list[Signature]:
+        """Those in the package and those that came beside it."""
+        detached = (decode_signature(data, path="detached signature", offset=0) for data in policy.detached)
+        return [*self.signatures(), *(each for each in detached if each is not None)]
+
+    def _all(self, section_type: SectionType) -> Iterator[DirectoryEntry]:
+        return (entry for entry in self.container.entries if entry.type == section_type)
+
+    def _table(self, section_type: SectionType) -> RecordTable:
+        entry = self.container.section(section_type)
+        with located(entry.offset):
+            return RecordTable.decode(self.read_section(entry), path=section_type.name.lower())
 
     def _optional(self, section_type: SectionType) -> bytes | None:
         entry = self.container.find(section_type)
@@ -167,6 +222,7 @@ def open_package(
     *,
     offset: int = 0,
     integrity: Integrity = "paged",
+    policy: SignaturePolicy | None = None,
 ) -> Package:
     """Open a package.
 
@@ -175,9 +231,11 @@ def open_package(
             themselves, or a byte source.
         offset: where the package begins in the file or the bytes; a byte source begins where it says.
         integrity: what is proven and when, see `Integrity`.
+        policy: who must have signed it; None asks for no signature.
 
     Raises:
         FormatError: the package is refused, with the reason.
+        TrustError: it is not signed as the policy asks.
         LinkError: there is no such file, or it cannot be read.
     """
     if integrity not in get_args(Integrity):
@@ -203,7 +261,7 @@ def open_package(
             raise LinkError(message, hint="give a path, an open file, a descriptor, bytes or a byte source") from None
     with ExitStack() as stack:
         stack.callback(opened.close)
-        package = Package(opened, integrity)
+        package = Package(opened, integrity, policy)
         stack.pop_all()
         return package
 
@@ -219,15 +277,3 @@ def read_container(source: ByteSource) -> Container:
     superblock = choose_superblock((slots[0], slots[1]))
     check_superblock(superblock, length)
     return decode_container(superblock, read(source, superblock.directory_offset, superblock.directory_length))
-
-
-def _decompress(stored: bytes, entry: DirectoryEntry, path: str) -> bytes:
-    try:
-        if zstandard.get_frame_parameters(stored).content_size != entry.length:
-            message = f"compressed section does not say that it holds {entry.length} bytes"
-            raise IntegrityError(message, path=path, offset=entry.offset)
-        # In one step, into memory of the stated size: a stream would also unpack what goes beyond it.
-        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        message = f"section is not one zstd frame of {entry.length} bytes: {error}"
-        raise IntegrityError(message, path=path, offset=entry.offset) from None

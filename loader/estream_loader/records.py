@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from estream_spec.errors import IntegrityError
 from estream_spec.manifest import RecordLayout
 from estream_spec.records import DirectoryEntry, RecordTable
+from estream_spec.rulebook import refusal
 
 DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "i8": np.dtype("i1"), "u8": np.dtype("u1")}
 
@@ -39,7 +39,7 @@ class RecordPlace:
         """
         if checksum != self.checksum:
             message = f"record has checksum {checksum:08x}, its table says {self.checksum:08x}"
-            raise IntegrityError(message, path=self.path, offset=self.offset)
+            raise refusal("EMOE-REC-001", message, path=self.path, offset=self.offset)
 
 
 class RecordSection:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol, Self, runtime_checkable
 
-from estream_spec.errors import EmoeError, IntegrityError, LinkError
+from estream_spec.errors import LinkError
+from estream_spec.rulebook import refusal
 
 PIECE: Final = 1 << 20
 """Bytes read at a time where a range is only passed through."""
@@ -131,17 +132,12 @@ def read_exactly(source: ByteSource, buffer: memoryview, offset: int) -> None:
             continue
         except OSError as error:
             reason = error.strerror or errno.errorcode.get(error.errno or 0, str(error))
-            raise read_fault(LinkError, f"reading failed: {reason}", source, buffer, offset, done) from error
+            message = f"reading failed: {reason}: got {done} of {len(buffer)} bytes"
+            raise LinkError(message, path=source.name, offset=offset + done) from error
         if count == 0:
-            raise read_fault(IntegrityError, "the package ends early", source, buffer, offset, done)
+            message = f"the package ends early: got {done} of {len(buffer)} bytes"
+            raise refusal("EMOE-SUP-011", message, path=source.name, offset=offset + done)
         done += count
-
-
-def read_fault(
-    kind: type[EmoeError], message: str, source: ByteSource, buffer: memoryview, offset: int, done: int
-) -> EmoeError:
-    """An error that says which bytes were wanted and how many came."""
-    return kind(f"{message}: got {done} of {len(buffer)} bytes", path=source.name, offset=offset + done)
 
 
 def read(source: ByteSource, offset: int, length: int) -> bytes:

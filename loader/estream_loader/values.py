@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estream_loader.records import DTYPES, RecordPlace
+from estream_loader.sections import check_zero
 from estream_loader.source import read
-from estream_spec.errors import InvalidError
 from estream_spec.manifest import Matrix, Tensor
+from estream_spec.rulebook import refusal
 from estream_spec.weights import GROUP_SIZES, invalid_values
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def check_values(package: Package, place: RecordPlace) -> None:
     tensors = {tensor.name: tensor for tensor in place.layout.tensors}
     end = 0
     for tensor in place.layout.tensors:
-        if read(package.source, place.offset + end, tensor.offset - end).strip(b"\0"):
-            raise InvalidError("byte between tensors is not zero", path=place.path, offset=place.offset + end)
+        gap = read(package.source, place.offset + end, tensor.offset - end)
+        check_zero(gap, "EMOE-REC-004", "padding between tensors", place.path, place.offset + end)
         end = tensor.offset + tensor.length
     in_matrices = set[str]()
     for matrix in place.layout.matrices:
@@ -71,6 +72,6 @@ def _rows(package: Package, place: RecordPlace, tensor: Tensor, first: int, coun
     return np.frombuffer(data, DTYPES[tensor.dtype]).reshape(rows, *tensor.shape[1:])
 
 
-def _refuse(fault: str | None, place: RecordPlace, name: str) -> None:
+def _refuse(fault: tuple[str, str] | None, place: RecordPlace, name: str) -> None:
     if fault is not None:
-        raise InvalidError(fault, path=f"{place.path}.{name}", offset=place.offset)
+        raise refusal(*fault, path=f"{place.path}.{name}", offset=place.offset)

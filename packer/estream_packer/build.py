@@ -30,7 +30,8 @@ from estream_spec import __version__
 from estream_spec.constants import SectionType
 from estream_spec.container import Container, check_entries
 from estream_spec.errors import PackError
-from estream_spec.manifest import Manifest, Provenance, content_id, decode_manifest, encode_manifest
+from estream_spec.manifest import Manifest, Provenance, content_id, decode_manifest
+from estream_spec.messagepack import encode
 from estream_spec.records import RecordRange, RecordTable
 from estream_spec.rules import check_device_configurations, check_manifest, check_tables
 
@@ -126,7 +127,7 @@ def build(
                 device_configurations=(plan.device_configuration,),
                 provenance=Provenance(writer=WRITER, licence=options.licence, sources=sources.result()),
             )
-            writer.add(SectionType.MANIFEST, encode_manifest(manifest))
+            writer.add(SectionType.MANIFEST, encode(manifest))
             container = writer.finish()
             _prove(container, manifest, dense, experts)
             # Weights and digests are read apart; only of files that stood still do they speak of the same bytes.
@@ -246,6 +247,6 @@ def _made(tasks: Iterable[_Task], workers: ThreadPoolExecutor, jobs: int, progre
 def _prove(container: Container, manifest: Manifest, dense: RecordTable, experts: RecordTable) -> None:
     """Hold the package to the rules every reader holds it to, before it gets its name."""
     check_entries(container.superblock, container.entries)
-    check_manifest(decode_manifest(encode_manifest(manifest)), container)
+    check_manifest(decode_manifest(encode(manifest)), container)
     check_tables(manifest, container, dense, experts)
     check_device_configurations(manifest, experts)

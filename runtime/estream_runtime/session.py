@@ -97,7 +97,7 @@ class Session:
             raise LinkError(f"group_size is {group_size!r}, expected at least 1")
         if threads is not None and not is_whole(threads, 1, MAX_THREADS):
             raise LinkError(f"threads is {threads!r}, expected 1 to {MAX_THREADS}")
-        configuration = manifest.device_configurations[0]
+        configuration = package.device_configurations[0]
         self._package, self._model = package, manifest.model
         self._closed = False
         with ExitStack() as stack:

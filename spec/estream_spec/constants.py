@@ -27,10 +27,13 @@ TENSOR_ALIGNMENT: Final = 128
 """Tensors begin at multiples of this inside a record."""
 DIRECTORY_MAGIC: Final = b"EMOEDIR\0"
 TABLE_MAGIC: Final = b"EMOETAB\0"
+SIGNATURE_MAGIC: Final = b"EMOESIG\0"
 FILE_ID_CONTEXT: Final = b"EMOE file_id\0"
 """What the preimage of a file id starts with."""
 CONTENT_ID_CONTEXT: Final = b"EMOE content_id\0"
 """What the preimage of a content id starts with."""
+SIGNATURE_CONTEXT: Final = b"EMOE signature\0"
+"""What a signed message starts with."""
 
 
 class SectionType(IntEnum):
@@ -60,9 +63,9 @@ class SectionType(IntEnum):
     CALIBRATION = 12
     """Reserved: tokens per expert."""
     DEVICE_CONFIGURATION = 13
-    """Reserved: configurations added on a device."""
+    """One device configuration, added on a device."""
     SIGNATURE = 14
-    """Reserved."""
+    """One signature over the file id."""
     ALIAS = 15
     """Reserved: a section that shares another's extent."""
 
@@ -90,6 +93,8 @@ FLAGS: Final[dict[int, SectionFlag]] = {
     SectionType.GRAPH: SectionFlag.CRITICAL,
     SectionType.TOKENIZER: SectionFlag.SAFE_TO_COPY,
     SectionType.CHAT_TEMPLATE: SectionFlag.SAFE_TO_COPY,
+    SectionType.DEVICE_CONFIGURATION: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
+    SectionType.SIGNATURE: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
 }
 """The flags each section type has; no other combination is valid."""
 KNOWN_SECTIONS: Final = frozenset(FLAGS)
@@ -102,6 +107,13 @@ class Codec(IntEnum):
     NONE = 0
     ZSTD = 1
     """One zstd frame with its content size in the header."""
+
+
+class Algorithm(IntEnum):
+    """How a signature is made. A reader passes over signatures of any other number."""
+
+    ED25519 = 1
+    """RFC 8032, section 5.1."""
 
 
 REQUIRED_FEATURES: Final[dict[int, str]] = {}

@@ -24,9 +24,10 @@ from estream_spec.constants import (
     SectionFlag,
     SectionType,
 )
-from estream_spec.errors import FormatError, IntegrityError, InvalidError, LimitError, MalformedError, UnsupportedError
+from estream_spec.errors import FormatError, located
 from estream_spec.layout import round_up
 from estream_spec.records import DIRECTORY_HEADER, DirectoryEntry, Superblock, decode_directory
+from estream_spec.rulebook import refusal
 
 SINGLE = (
     SectionType.MANIFEST,
@@ -38,6 +39,11 @@ SINGLE = (
 """Types of which a package has exactly one section, with id 0."""
 AT_MOST_ONE = (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE)
 """Types of which a package has at most one section, with id 0."""
+MOST = {
+    SectionType.DEVICE_CONFIGURATION: limits.MAX_DEVICE_CONFIGURATIONS,
+    SectionType.SIGNATURE: limits.MAX_SIGNATURES,
+}
+"""How many sections of a type a package may have at most, with any ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +108,13 @@ def choose_superblock(slots: tuple[bytes, bytes]) -> Superblock:
     if not intact:
         if not any(slot.startswith(MAGIC) for slot in slots):
             found = bytes(slots[0][: len(MAGIC)])
-            raise MalformedError(f"not an .emoe package: it starts with {found!r}, expected {MAGIC!r}", offset=0)
-        raise next((fault for fault in faults if isinstance(fault, IntegrityError)), faults[0])
+            message = f"not an .emoe package: it starts with {found!r}, expected {MAGIC!r}"
+            raise refusal("EMOE-SUP-001", message, path="superblock[0]", offset=0)
+        by_rule = {fault.rule: fault for fault in reversed(faults)}
+        raise by_rule.get("EMOE-SUP-002") or by_rule["EMOE-SUP-003"]
     if len(intact) == 2 and intact[0].generation == intact[1].generation and intact[0] != intact[1]:
-        raise InvalidError(
-            f"the two superblocks are both of generation {intact[0].generation} but differ", path="superblock", offset=0
-        )
+        message = f"the two superblocks are both of generation {intact[0].generation} but differ"
+        raise refusal("EMOE-SUP-004", message, path="superblock", offset=0)
     return max(intact, key=lambda superblock: superblock.generation)
 
 
@@ -124,36 +131,34 @@ def check_superblock(superblock: Superblock, available: int) -> None:
         InvalidError: a directory that does not end the package.
         IntegrityError: the package is cut short.
     """
-    path = "superblock"
-    if superblock.format_major != FORMAT_MAJOR:
-        message = f"format {superblock.format_major}.{superblock.format_minor}, this reader knows {FORMAT_MAJOR}.x"
-        raise UnsupportedError(message, path=f"{path}.format_major", hint="a newer version of the reader may know it")
+
+    def require(condition: bool, rule: str, message: str, field: str, hint: str | None = None) -> None:
+        if not condition:
+            raise refusal(rule, message, path=f"superblock.{field}", offset=0, hint=hint)
+
+    version = f"{superblock.format_major}.{superblock.format_minor}"
+    message = f"format {version}, this reader knows {FORMAT_MAJOR}.x"
+    hint = "a newer version of the reader may know it"
+    require(superblock.format_major == FORMAT_MAJOR, "EMOE-SUP-005", message, "format_major", hint)
     unknown = [bit for bit in range(64) if superblock.required_features >> bit & 1 and bit not in REQUIRED_FEATURES]
-    if unknown:
-        message = f"required feature {', '.join(map(str, unknown))} is not known to this reader"
-        raise UnsupportedError(message, path=f"{path}.required_features")
-    if not limits.MIN_PAGE_SHIFT <= superblock.page_shift <= limits.MAX_PAGE_SHIFT:
-        message = f"page shift {superblock.page_shift}, expected {limits.MIN_PAGE_SHIFT} to {limits.MAX_PAGE_SHIFT}"
-        raise LimitError(message, path=f"{path}.page_shift")
-    if superblock.file_length > limits.MAX_FILE_LENGTH:
-        message = f"file length {superblock.file_length}, the limit is {limits.MAX_FILE_LENGTH}"
-        raise LimitError(message, path=f"{path}.file_length")
+    message = f"required feature {', '.join(map(str, unknown))} is not known to this reader"
+    require(not unknown, "EMOE-SUP-006", message, "required_features", hint)
+    shift, lowest, highest = superblock.page_shift, limits.MIN_PAGE_SHIFT, limits.MAX_PAGE_SHIFT
+    message = f"page shift {shift}, expected {lowest} to {highest}"
+    require(lowest <= shift <= highest, "EMOE-SUP-007", message, "page_shift")
+    message = f"file length {superblock.file_length}, the limit is {limits.MAX_FILE_LENGTH}"
+    require(superblock.file_length <= limits.MAX_FILE_LENGTH, "EMOE-SUP-008", message, "file_length")
     most = DIRECTORY_HEADER.size + limits.MAX_SECTIONS * DirectoryEntry.SIZE
-    if superblock.directory_length > most:
-        message = f"directory of {superblock.directory_length} bytes, the limit is {most}"
-        raise LimitError(message, path=f"{path}.directory_length")
-    end = superblock.directory_offset + superblock.directory_length
-    if superblock.directory_offset < DATA_START or end != superblock.file_length:
-        message = (
-            f"directory spans {superblock.directory_offset} to {end}, the package ends at {superblock.file_length}"
-        )
-        raise InvalidError(message, path=f"{path}.directory_offset")
-    if available < superblock.file_length:
-        raise IntegrityError(
-            f"package has {available} bytes, its superblock says {superblock.file_length}",
-            path=f"{path}.file_length",
-            hint="was the download or the copy complete?",
-        )
+    message = f"directory of {superblock.directory_length} bytes, the limit is {most}"
+    require(superblock.directory_length <= most, "EMOE-SUP-009", message, "directory_length")
+    start = superblock.directory_offset
+    end = start + superblock.directory_length
+    message = f"directory spans {start} to {end}, the package ends at {superblock.file_length}"
+    ends = start >= DATA_START and end == superblock.file_length
+    require(ends, "EMOE-SUP-010", message, "directory_offset")
+    message = f"package has {available} bytes, its superblock says {superblock.file_length}"
+    hint = "was the download or the copy complete?"
+    require(available >= superblock.file_length, "EMOE-SUP-011", message, "file_length", hint)
 
 
 def decode_container(superblock: Superblock, directory: bytes) -> Container:
@@ -164,7 +169,9 @@ def decode_container(superblock: Superblock, directory: bytes) -> Container:
         FormatError: see `records.decode_directory` and `check_entries`.
     """
     if sha256(directory).digest() != superblock.directory_sha256:
-        raise IntegrityError("directory digest differs from the superblock's", offset=superblock.directory_offset)
+        found, expected = sha256(directory).hexdigest(), superblock.directory_sha256.hex()
+        message = f"directory has digest {found}, the superblock says {expected}"
+        raise refusal("EMOE-DIR-001", message, path="directory", offset=superblock.directory_offset)
     entries = decode_directory(directory, offset=superblock.directory_offset)
     check_entries(superblock, entries)
     return Container(superblock, entries)
@@ -175,73 +182,82 @@ def check_entries(superblock: Superblock, entries: tuple[DirectoryEntry, ...]) -
 
     Raises:
         UnsupportedError: a critical section or codec this reader lacks.
-        LimitError: a length outside its limit.
+        LimitError: a length or a number of sections outside its limit.
         InvalidError: a rule of FORMAT.md section 4 is broken.
     """
     end, seen = DATA_START, set[tuple[int, int]]()
     for index, entry in enumerate(entries):
-        path = f"directory[{index}]"
-        _check_entry(entry, superblock, path)
-        if entry.offset != (expected := round_up(end, 1 << entry.alignment_shift)):
-            kind = "overlaps what stands before it" if entry.offset < expected else "leaves a hole before it"
-            message = f"section at offset {entry.offset} {kind}: it should begin at {expected}"
-            raise InvalidError(message, path=f"{path}.offset")
-        end = entry.end
-        if entry.type != SectionType.FREE and (entry.type, entry.id) in seen:
-            raise InvalidError(f"second section of type {entry.type} and id {entry.id}", path=path)
-        seen.add((entry.type, entry.id))
+        path, offset = f"directory[{index}]", _entry_offset(superblock, index)
+        with located(offset):
+            _check_entry(entry, superblock, path)
+            if entry.offset != (expected := round_up(end, 1 << entry.alignment_shift)):
+                kind = "overlaps what stands before it" if entry.offset < expected else "leaves a hole before it"
+                message = f"section at offset {entry.offset} {kind}: it should begin at {expected}"
+                raise refusal("EMOE-SEC-012", message, path=f"{path}.offset")
+            end = entry.end
+            if entry.type != SectionType.FREE and (entry.type, entry.id) in seen:
+                message = f"second section of type {entry.type} and id {entry.id}, expected one"
+                raise refusal("EMOE-SEC-013", message, path=path)
+            seen.add((entry.type, entry.id))
     if superblock.directory_offset != (expected := round_up(end, 1 << MIN_SECTION_ALIGNMENT_SHIFT)):
         message = (
             f"directory at offset {superblock.directory_offset}, the sections before it end so that it is {expected}"
         )
-        raise InvalidError(message, path="superblock.directory_offset")
+        raise refusal("EMOE-SEC-014", message, path="superblock.directory_offset", offset=superblock.directory_offset)
     for single in SINGLE:
         if (single, 0) not in seen:
-            raise InvalidError(f"no {single.name} section", path="directory")
-    for entry in entries:
+            message = f"no {single.name} section with id 0, expected one"
+            raise refusal("EMOE-SEC-015", message, path="directory", offset=superblock.directory_offset)
+    for index, entry in enumerate(entries):
         if entry.type in (*SINGLE, *AT_MOST_ONE) and entry.id != 0:
-            raise InvalidError(
-                f"{SectionType(entry.type).name} section with id {entry.id}, expected 0", path="directory"
+            message = f"{SectionType(entry.type).name} section with id {entry.id}, expected 0"
+            raise refusal(
+                "EMOE-SEC-016", message, path=f"directory[{index}].id", offset=_entry_offset(superblock, index)
             )
+    for several, most in MOST.items():
+        if (count := sum(entry.type == several for entry in entries)) > most:
+            message = f"{count} {several.name} sections, the limit is {most}"
+            raise refusal("EMOE-SEC-017", message, path="directory", offset=superblock.directory_offset)
+
+
+def _entry_offset(superblock: Superblock, index: int) -> int:
+    return superblock.directory_offset + DIRECTORY_HEADER.size + index * DirectoryEntry.SIZE
 
 
 def _check_entry(entry: DirectoryEntry, superblock: Superblock, path: str) -> None:
-    if entry.flags & ~sum(SectionFlag):
-        raise InvalidError(f"section flags {entry.flags:#x} include undefined bits", path=f"{path}.flags")
-    if entry.type in KNOWN_SECTIONS:
-        if entry.flags != FLAGS[entry.type]:
-            message = (
-                f"flags {entry.flags:#x} of a {SectionType(entry.type).name} section, expected {FLAGS[entry.type]:#x}"
-            )
-            raise InvalidError(message, path=f"{path}.flags")
-    elif entry.flags & SectionFlag.CRITICAL:
-        raise UnsupportedError(f"critical section of unknown type {entry.type}", path=f"{path}.type")
-    if entry.type in KNOWN_SECTIONS and entry.codec not in {codec.value for codec in Codec}:
-        raise UnsupportedError(f"codec {entry.codec} is not known", path=f"{path}.codec")
-    in_pages = bool(entry.flags & SectionFlag.RECORDS)
+    def require(condition: bool, rule: str, message: str, field: str) -> None:
+        if not condition:
+            raise refusal(rule, message, path=f"{path}.{field}")
+
+    known, in_pages = entry.type in KNOWN_SECTIONS, bool(entry.flags & SectionFlag.RECORDS)
+    message = f"section flags {entry.flags:#x} include undefined bits, expected none above {max(SectionFlag):#x}"
+    require(not entry.flags & ~sum(SectionFlag), "EMOE-SEC-001", message, "flags")
+    if known:
+        name, flags = SectionType(entry.type).name, FLAGS[entry.type]
+        message = f"flags {entry.flags:#x} of a {name} section, expected {flags:#x}"
+        require(entry.flags == flags, "EMOE-SEC-002", message, "flags")
+        message = f"codec {entry.codec}, this reader knows {', '.join(str(codec.value) for codec in Codec)}"
+        require(entry.codec in {codec.value for codec in Codec}, "EMOE-SEC-004", message, "codec")
+    else:
+        message = f"critical section of type {entry.type}, which this reader does not know"
+        require(not entry.flags & SectionFlag.CRITICAL, "EMOE-SEC-003", message, "type")
     lowest = superblock.page_shift if in_pages else MIN_SECTION_ALIGNMENT_SHIFT
-    if not lowest <= entry.alignment_shift <= limits.MAX_PAGE_SHIFT:
-        message = f"alignment shift {entry.alignment_shift}, expected {lowest} to {limits.MAX_PAGE_SHIFT}"
-        raise InvalidError(message, path=f"{path}.alignment_shift")
-    if entry.offset > superblock.file_length or entry.stored_length > superblock.file_length:
-        message = (
-            f"section of {entry.stored_length} bytes at {entry.offset} reaches past the end, {superblock.file_length}"
-        )
-        raise InvalidError(message, path=f"{path}.offset")
-    if entry.stored_length == 0:
-        raise InvalidError("section is empty", path=f"{path}.stored_length")
-    if entry.codec == Codec.NONE and entry.length != entry.stored_length:
-        message = f"length {entry.length} of a section stored plainly in {entry.stored_length} bytes"
-        raise InvalidError(message, path=f"{path}.length")
+    message = f"alignment shift {entry.alignment_shift}, expected {lowest} to {limits.MAX_PAGE_SHIFT}"
+    require(lowest <= entry.alignment_shift <= limits.MAX_PAGE_SHIFT, "EMOE-SEC-005", message, "alignment_shift")
+    message = f"section of {entry.stored_length} bytes at {entry.offset}, the package ends at {superblock.file_length}"
+    inside = entry.offset <= superblock.file_length and entry.stored_length <= superblock.file_length
+    require(inside, "EMOE-SEC-006", message, "offset")
+    require(entry.stored_length > 0, "EMOE-SEC-007", "section of 0 bytes, expected at least 1", "stored_length")
+    if entry.codec == Codec.NONE:
+        message = f"length {entry.length} of a section stored plainly in {entry.stored_length} bytes, expected the same"
+        require(entry.length == entry.stored_length, "EMOE-SEC-008", message, "length")
     if entry.codec == Codec.ZSTD:
-        if in_pages or entry.type in (SectionType.MANIFEST, SectionType.FREE):
-            raise InvalidError("this section may not be compressed", path=f"{path}.codec")
-        if entry.length > entry.stored_length * limits.MAX_COMPRESSION_RATIO or entry.length == 0:
-            message = (
-                f"{entry.length} bytes out of {entry.stored_length}, the limit is {limits.MAX_COMPRESSION_RATIO} to 1"
-            )
-            raise LimitError(message, path=f"{path}.length")
-    if entry.type in KNOWN_SECTIONS and entry.type != SectionType.FREE and not in_pages:
+        plain = in_pages or entry.type in (SectionType.MANIFEST, SectionType.FREE)
+        require(not plain, "EMOE-SEC-009", "codec 1 of a section that may not be compressed, expected 0", "codec")
+        most = entry.stored_length * limits.MAX_COMPRESSION_RATIO
+        message = f"length {entry.length} out of {entry.stored_length} stored bytes, expected 1 to {most}"
+        require(1 <= entry.length <= most, "EMOE-SEC-010", message, "length")
+    if known and entry.type != SectionType.FREE and not in_pages:
         most = limits.MAX_MANIFEST_LENGTH if entry.type == SectionType.MANIFEST else limits.MAX_SMALL_SECTION_LENGTH
-        if entry.length > most:
-            raise LimitError(f"section of {entry.length} bytes, the limit is {most}", path=f"{path}.length")
+        message = f"section of {entry.length} bytes, the limit is {most}"
+        require(entry.length <= most, "EMOE-SEC-011", message, "length")

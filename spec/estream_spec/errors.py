@@ -8,6 +8,8 @@ Text is one lower-case sentence without a full stop, found before expected, fore
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -19,20 +21,29 @@ class EmoeError(Exception):
         path: the field, section, tensor or file concerned, such as `directory[2].offset`; None where there is none.
         offset: byte offset from the package's start; None where there is none.
         hint: what the reader of the message can do about it; None where nothing helps.
+        rule: id of the rule of FORMAT.md that is broken; None where it is none of a package.
     """
 
     slug: ClassVar[str] = "error"
 
-    def __init__(self, message: str, *, path: str | None = None, offset: int | None = None, hint: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        offset: int | None = None,
+        hint: str | None = None,
+        rule: str | None = None,
+    ):
         super().__init__(message)
-        self.message, self.path, self.offset, self.hint = message, path, offset, hint
+        self.message, self.path, self.offset, self.hint, self.rule = message, path, offset, hint, rule
 
     def __str__(self) -> str:
         place = [f"offset {self.offset:#x}"] if self.offset is not None else []
         if self.path is not None:
             place.append(self.path)
         text = f"{self.message} (at {', '.join(place)})" if place else self.message
-        return printable(text)
+        return printable(text if self.rule is None else f"{text} [{self.rule}]")
 
 
 class FormatError(EmoeError, ValueError):
@@ -42,7 +53,7 @@ class FormatError(EmoeError, ValueError):
 
 
 class MalformedError(FormatError):
-    """Bytes that cannot be decoded: wrong magic, short record, bad message pack."""
+    """Bytes that cannot be decoded: wrong magic, short record, bad MessagePack."""
 
     slug = "malformed"
 
@@ -71,6 +82,12 @@ class LimitError(FormatError):
     slug = "limit"
 
 
+class TrustError(EmoeError):
+    """A signature that the caller requires is missing, does not verify, or is older than the caller accepts."""
+
+    slug = "untrusted"
+
+
 class LinkError(EmoeError):
     """A sound package that cannot run here: arena too small, no such backend or target."""
 
@@ -87,6 +104,17 @@ class PackError(EmoeError):
     """The packer's input is at fault: checkpoint, recipe, or the place to write to."""
 
     slug = "pack"
+
+
+@contextmanager
+def located(offset: int) -> Iterator[None]:
+    """Say of refusals from inside that know no offset where the section begins that is decoded or judged."""
+    try:
+        yield
+    except EmoeError as error:
+        if error.offset is None:
+            error.offset = offset
+        raise
 
 
 def printable(text: str) -> str:

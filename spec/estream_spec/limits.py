@@ -11,8 +11,8 @@ MAX_FILE_LENGTH: Final = 1 << 44
 """16 TiB. Sums of two legal offsets stay far below 2**63."""
 MAX_SECTIONS: Final = 4096
 """Directory entries. Bounds the directory to 320 KiB."""
-MAX_MANIFEST_LENGTH: Final = 1 << 24
-"""16 MiB of message pack."""
+MAX_MANIFEST_LENGTH: Final = 1 << 22
+"""4 MiB of MessagePack."""
 MAX_SMALL_SECTION_LENGTH: Final = 1 << 28
 """256 MiB: any section that is read whole (graphs, tokenizer, tables), decoded."""
 MAX_COMPRESSION_RATIO: Final = 256
@@ -35,6 +35,9 @@ MAX_TENSORS: Final = 64
 """Tensors in one record layout."""
 MAX_GRAPHS: Final = 1024
 MAX_DEVICE_CONFIGURATIONS: Final = 64
+"""In the manifest, and as many in sections of their own."""
+MAX_SIGNATURES: Final = 16
+"""Each may cost a reader one verification for each key it requires."""
 MAX_EXTENSIONS: Final = 64
 MAX_SOURCES: Final = 4096
 """Source files named in the provenance."""

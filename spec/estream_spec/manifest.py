@@ -1,7 +1,6 @@
 """The manifest: the one typed document of a package, and its only canonical encoding. FORMAT.md section 6.
 
-Message pack, maps with keys in the order of the fields, keys at their default left out. A reader decodes it, encodes
-the result again and compares: other spellings of the same values are refused.
+MessagePack, maps with keys in the order of the fields, keys at their default left out.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from msgspec import Meta
 
 from estream_spec import limits
 from estream_spec.constants import CONTENT_ID_CONTEXT
-from estream_spec.errors import InvalidError, LimitError, MalformedError
+from estream_spec.messagepack import decode_canonical, encode
 from estream_spec.model import Described, Dimension, ModelDescription
 from estream_spec.records import RecordTable
 from estream_spec.weights import Encoding
@@ -173,38 +172,23 @@ class Manifest(Described, frozen=True, kw_only=True):
     )
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_decoder = msgspec.msgpack.Decoder(Manifest)
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's canonical bytes."""
-    return _encoder.encode(manifest)
+_manifest = msgspec.msgpack.Decoder(Manifest)
+_device_configuration = msgspec.msgpack.Decoder(DeviceConfiguration)
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """Parse a manifest and prove that its bytes are the canonical ones.
 
     Raises:
-        LimitError: longer than `MAX_MANIFEST_LENGTH`.
-        MalformedError: not message pack.
+        MalformedError: not MessagePack.
         InvalidError: another structure, a value outside its range, or not canonical.
     """
-    if len(data) > limits.MAX_MANIFEST_LENGTH:
-        message = f"manifest of {len(data)} bytes, the limit is {limits.MAX_MANIFEST_LENGTH}"
-        raise LimitError(message, path="manifest")
-    try:
-        manifest = _decoder.decode(data)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).replace("`", "'").partition(" - at '$")
-        raise InvalidError(message[0].lower() + message[1:], path=f"manifest{place.removesuffix(chr(39))}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedError(f"manifest is not message pack: {error}", path="manifest") from None
-    except (UnicodeDecodeError, OverflowError) as error:
-        raise MalformedError(f"manifest holds an impossible value: {error}", path="manifest") from None
-    if encode_manifest(manifest) != data:
-        raise InvalidError("manifest is not in its canonical encoding", path="manifest")
-    return manifest
+    return decode_canonical(_manifest, data, "manifest")
+
+
+def decode_device_configuration(data: bytes, path: str) -> DeviceConfiguration:
+    """Parse a device configuration that has a section of its own. Raises as `decode_manifest` does."""
+    return decode_canonical(_device_configuration, data, path)
 
 
 def content_id(
@@ -225,9 +209,9 @@ def content_id(
 
     Spec: FORMAT.md section 9.
     """
-    parts = [_encoder.encode(model)]
+    parts = [encode(model)]
     for table in (dense, experts):
-        parts.append(_encoder.encode([layouts[record_range.layout] for record_range in table.ranges]))
+        parts.append(encode([layouts[record_range.layout] for record_range in table.ranges]))
         parts.append(b"".join(table.digests))
     digest = sha256(CONTENT_ID_CONTEXT)
     for part in [*parts, *documents]:

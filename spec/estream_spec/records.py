@@ -1,4 +1,4 @@
-"""Fixed-size structures and their bytes. FORMAT.md sections 3 to 5.
+"""Fixed-size structures and their bytes. FORMAT.md sections 3 to 5 and 9.5.
 
 Each class gives the fields in the order and under the names of FORMAT.md. `decode` only parses: it fails on short or
 unmistakably foreign bytes and judges nothing else (`estream_spec.rules` does). `encode` is its inverse.
@@ -12,14 +12,17 @@ from typing import Any, ClassVar, Self
 
 import crc32c
 
-from estream_spec.constants import DIRECTORY_MAGIC, MAGIC, TABLE_MAGIC
-from estream_spec.errors import IntegrityError, LimitError, MalformedError
+from estream_spec.constants import DIRECTORY_MAGIC, MAGIC, SIGNATURE_CONTEXT, SIGNATURE_MAGIC, TABLE_MAGIC, Algorithm
 from estream_spec.limits import MAX_RANGES, MAX_RECORDS, MAX_SECTIONS
+from estream_spec.rulebook import refusal
 
 
-def _unpack(layout: struct.Struct, data: bytes | memoryview, offset: int | None, path: str) -> tuple[Any, ...]:
+def _unpack(
+    layout: struct.Struct, data: bytes | memoryview, rule: str, offset: int | None, path: str
+) -> tuple[Any, ...]:
     if len(data) < layout.size:
-        raise MalformedError(f"{len(data)} bytes where a structure of {layout.size} stands", path=path, offset=offset)
+        message = f"{len(data)} bytes where a structure of {layout.size} stands"
+        raise refusal(rule, message, path=path, offset=offset)
     return layout.unpack_from(data)
 
 
@@ -29,6 +32,8 @@ class Structure:
     __slots__ = ()
     LAYOUT: ClassVar[struct.Struct]
     SIZE: ClassVar[int]
+    RULE: ClassVar[str]
+    """What bytes break that are too few, or reserved and not zero."""
 
     def encode(self) -> bytes:
         """The structure's `SIZE` bytes."""
@@ -41,9 +46,9 @@ class Structure:
         Raises:
             MalformedError: too short, or reserved bytes set.
         """
-        decoded = cls(*_unpack(cls.LAYOUT, data, offset, path))
+        decoded = cls(*_unpack(cls.LAYOUT, data, cls.RULE, offset, path))
         if decoded.encode() != data[: cls.SIZE]:
-            raise MalformedError("reserved bytes are not zero", path=path, offset=offset)
+            raise refusal(cls.RULE, "reserved bytes are not zero", path=path, offset=offset)
         return decoded
 
 
@@ -54,6 +59,7 @@ class Superblock(Structure):
     LAYOUT: ClassVar = struct.Struct("<8sHHB3xQQQQQQ32s28x")
     """Everything before the checksum."""
     SIZE: ClassVar = 128
+    RULE: ClassVar = "EMOE-SUP-003"
 
     magic: bytes
     format_major: int
@@ -81,11 +87,11 @@ class Superblock(Structure):
             IntegrityError: the checksum differs.
         """
         if (magic := bytes(data[: len(MAGIC)])) != MAGIC:
-            raise MalformedError(f"magic is {magic!r}, expected {MAGIC!r}", path=path, offset=offset)
+            raise refusal("EMOE-SUP-001", f"magic is {magic!r}, expected {MAGIC!r}", path=path, offset=offset)
         body, stored = bytes(data[: cls.LAYOUT.size]), bytes(data[cls.LAYOUT.size : cls.SIZE])
         if len(stored) == 4 and (checksum := struct.pack("<I", crc32c.crc32c(body))) != stored:
             message = f"superblock has checksum {checksum.hex()}, but says {stored.hex()}"
-            raise IntegrityError(message, path=path, offset=offset)
+            raise refusal("EMOE-SUP-002", message, path=path, offset=offset)
         return super(Superblock, cls).decode(data, path=path, offset=offset)
 
 
@@ -95,6 +101,7 @@ class DirectoryEntry(Structure):
 
     LAYOUT: ClassVar = struct.Struct("<IIIHBxQQQ32s8x")
     SIZE: ClassVar = 80
+    RULE: ClassVar = "EMOE-DIR-005"
 
     type: int
     id: int
@@ -131,18 +138,17 @@ def decode_directory(data: bytes, *, offset: int) -> tuple[DirectoryEntry, ...]:
         LimitError: more entries than `MAX_SECTIONS`.
     """
     path = "directory"
-    magic, count, size = _unpack(DIRECTORY_HEADER, data, offset, path)
+    magic, count, size = _unpack(DIRECTORY_HEADER, data, "EMOE-DIR-002", offset, path)
     if magic != DIRECTORY_MAGIC or size != DirectoryEntry.SIZE:
-        raise MalformedError(
-            f"directory starts with {magic!r} and entry size {size}, expected {DIRECTORY_MAGIC!r} and 80",
-            path=path,
-            offset=offset,
-        )
+        message = f"directory starts with {magic!r} and entry size {size}, expected {DIRECTORY_MAGIC!r} and 80"
+        raise refusal("EMOE-DIR-002", message, path=path, offset=offset)
     if count > MAX_SECTIONS:
-        raise LimitError(f"{count} sections, the limit is {MAX_SECTIONS}", path=path, offset=offset)
+        message = f"{count} sections, the limit is {MAX_SECTIONS}"
+        raise refusal("EMOE-DIR-003", message, path=f"{path}.count", offset=offset + 8)
     starts = range(DIRECTORY_HEADER.size, DIRECTORY_HEADER.size + count * DirectoryEntry.SIZE, DirectoryEntry.SIZE)
     if len(data) != starts.stop:
-        raise MalformedError(f"directory of {count} entries has {len(data)} bytes, expected {starts.stop}", path=path)
+        message = f"directory of {count} entries has {len(data)} bytes, expected {starts.stop}"
+        raise refusal("EMOE-DIR-004", message, path=path, offset=offset)
     view = memoryview(data)
     return tuple(
         DirectoryEntry.decode(view[start:], offset=offset + start, path=f"directory[{index}]")
@@ -156,6 +162,7 @@ class RecordRange(Structure):
 
     LAYOUT: ClassVar = struct.Struct("<QQII8x")
     SIZE: ClassVar = 32
+    RULE: ClassVar = "EMOE-TAB-004"
 
     base: int
     """Offset of the first record from the start of the section that holds the records."""
@@ -217,26 +224,70 @@ class RecordTable:
             MalformedError: wrong magic, a length other than the counts ask for, or counts that disagree.
             LimitError: more ranges than `MAX_RANGES` or more records than `MAX_RECORDS`.
         """
-        magic, range_count, record_count = _unpack(TABLE_HEADER, data, None, path)
+        magic, range_count, record_count = _unpack(TABLE_HEADER, data, "EMOE-TAB-001", None, path)
         if magic != TABLE_MAGIC:
-            raise MalformedError(f"table starts with {magic!r}, expected {TABLE_MAGIC!r}", path=path)
+            raise refusal("EMOE-TAB-001", f"table starts with {magic!r}, expected {TABLE_MAGIC!r}", path=path)
         if range_count > MAX_RANGES:
-            raise LimitError(f"{range_count} ranges, the limit is {MAX_RANGES}", path=path)
+            raise refusal("EMOE-TAB-002", f"{range_count} ranges, the limit is {MAX_RANGES}", path=path)
         if record_count > MAX_RECORDS:
-            raise LimitError(f"{record_count} records, the limit is {MAX_RECORDS}", path=path)
+            raise refusal("EMOE-TAB-002", f"{record_count} records, the limit is {MAX_RECORDS}", path=path)
         records_at = TABLE_HEADER.size + range_count * RecordRange.SIZE
         expected = records_at + record_count * RECORD_DIGEST.size
         if len(data) != expected:
-            raise MalformedError(f"table has {len(data)} bytes, its counts ask for {expected}", path=path)
+            message = f"table has {len(data)} bytes, its counts ask for {expected}"
+            raise refusal("EMOE-TAB-003", message, path=path)
         view = memoryview(data)
         ranges = tuple(
             RecordRange.decode(view[start:], path=f"{path}.ranges[{index}]")
             for index, start in enumerate(range(TABLE_HEADER.size, records_at, RecordRange.SIZE))
         )
         if (total := sum(record_range.count for record_range in ranges)) != record_count:
-            raise MalformedError(f"ranges hold {total} records, the header says {record_count}", path=path)
+            message = f"ranges hold {total} records, the header says {record_count}"
+            raise refusal("EMOE-TAB-005", message, path=path)
         pairs = list(RECORD_DIGEST.iter_unpack(view[records_at:]))
         table = cls(ranges=ranges, checksums=tuple(pair[0] for pair in pairs), digests=tuple(pair[1] for pair in pairs))
         if table.encode() != data:
-            raise MalformedError("reserved bytes of the record digests are not zero", path=path)
+            raise refusal("EMOE-TAB-006", "reserved bytes of the record digests are not zero", path=path)
         return table
+
+
+@dataclass(frozen=True, slots=True)
+class Signature(Structure):
+    """One signature over a file id, inside a package or beside it. FORMAT.md section 9.5."""
+
+    LAYOUT: ClassVar = struct.Struct("<8sI4xQ32s64s")
+    SIZE: ClassVar = 120
+    RULE: ClassVar = "EMOE-SIG-001"
+
+    magic: bytes
+    algorithm: int
+    security_counter: int
+    """Rises with every release that must not be replaced by an older one."""
+    public_key: bytes
+    signature: bytes
+
+    def message(self, file_id: bytes) -> bytes:
+        """What is signed: a context, algorithm and counter as stored, and the file id; 63 bytes."""
+        return SIGNATURE_CONTEXT + self.encode()[8:24] + file_id
+
+
+SIGNATURE_HEADER = struct.Struct("<8sI4x")
+"""Magic and algorithm: what signatures of every algorithm begin with."""
+
+
+def decode_signature(data: bytes, *, path: str, offset: int | None = None) -> Signature | None:
+    """Parse a signature; None where its algorithm is not known, so that it proves nothing.
+
+    Raises:
+        MalformedError: another magic, a length that is not the algorithm's, or reserved bytes set.
+    """
+    magic, algorithm = _unpack(SIGNATURE_HEADER, data, Signature.RULE, offset, path)
+    if SIGNATURE_HEADER.pack(SIGNATURE_MAGIC, algorithm) != data[: SIGNATURE_HEADER.size]:
+        message = f"signature starts with {magic!r}, expected {SIGNATURE_MAGIC!r}, and zeros from byte 12 on"
+        raise refusal(Signature.RULE, message, path=path, offset=offset)
+    if algorithm != Algorithm.ED25519:
+        return None
+    if len(data) != Signature.SIZE:
+        message = f"signature of {len(data)} bytes, expected {Signature.SIZE}"
+        raise refusal(Signature.RULE, message, path=path, offset=offset)
+    return Signature.decode(data, path=path, offset=offset)

@@ -15,12 +15,12 @@ from itertools import zip_longest
 from estream_spec import limits
 from estream_spec.constants import SectionType
 from estream_spec.container import Container
-from estream_spec.errors import IntegrityError, InvalidError, LimitError
 from estream_spec.graph_interface import MATRICES, ROLES, VARIANTS, class_count, shape_class_of
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
-from estream_spec.manifest import Activations, GraphRole, GraphWeights, Manifest, RecordLayout
+from estream_spec.manifest import Activations, DeviceConfiguration, GraphRole, GraphWeights, Manifest, RecordLayout
 from estream_spec.model import ModelDescription
 from estream_spec.records import DirectoryEntry, RecordTable
+from estream_spec.rulebook import refusal
 from estream_spec.weights import Encoding
 
 
@@ -34,8 +34,9 @@ def check_manifest(manifest: Manifest, container: Container) -> None:
     _check_graphs(manifest, container)
     for index, layout in enumerate(manifest.layouts):
         _require(
-            layout.payload_length == max(tensor.offset + tensor.length for tensor in layout.tensors),
-            f"payload of {layout.payload_length} bytes does not end with the last tensor",
+            layout.payload_length == (end := max(tensor.offset + tensor.length for tensor in layout.tensors)),
+            "EMOE-LAY-001",
+            f"payload of {layout.payload_length} bytes, the last tensor ends at {end}",
             f"manifest.layouts[{index}].payload_length",
         )
 
@@ -49,40 +50,50 @@ def as_f32(value: float) -> float:
     return rounded
 
 
-def _require(condition: bool, message: str, path: str) -> None:
+def _require(condition: bool, rule: str, message: str, path: str) -> None:
     if not condition:
-        raise InvalidError(message, path=path)
+        raise refusal(rule, message, path=path)
 
 
 def _check_model(model: ModelDescription) -> None:
     path = "manifest.model"
-    _require(math.isfinite(as_f32(model.norm_epsilon)), f"norm_epsilon {model.norm_epsilon} is not finite as f32", path)
+    finite = math.isfinite(as_f32(model.norm_epsilon))
+    message = f"norm_epsilon {model.norm_epsilon}, expected a number that is finite as f32"
+    _require(finite, "EMOE-MOD-001", message, f"{path}.norm_epsilon")
     for index, attention in enumerate(model.attentions):
         where = f"{path}.attentions[{index}]"
-        for name, number in (("theta", attention.rotary.theta), ("clip_qkv", attention.clip_qkv)):
+        for name, number, rule in (
+            ("rotary.theta", attention.rotary.theta, "EMOE-MOD-002"),
+            ("clip_qkv", attention.clip_qkv, "EMOE-MOD-003"),
+        ):
             if number is not None:
                 fits = 0 < as_f32(number) < math.inf
-                _require(fits, f"{name} {number} is not finite and above 0 as f32", where)
+                message = f"{name} {number}, expected a number that is finite and above 0 as f32"
+                _require(fits, rule, message, f"{where}.{name}")
         heads, shared = attention.heads, attention.key_value_heads
-        _require(heads % shared == 0, f"{heads} heads do not divide into {shared} key heads", where)
-        _require(attention.head_dim % 2 == 0, f"head dimension {attention.head_dim} is odd", where)
+        message = f"{heads} heads and {shared} key_value_heads, expected a divisor"
+        _require(heads % shared == 0, "EMOE-MOD-004", message, f"{where}.key_value_heads")
+        message = f"head_dim {attention.head_dim} is odd, expected an even one"
+        _require(attention.head_dim % 2 == 0, "EMOE-MOD-005", message, f"{where}.head_dim")
         width = heads * attention.head_dim
-        _require(width <= limits.MAX_DIMENSION, f"heads are {width} wide, the limit is {limits.MAX_DIMENSION}", where)
+        message = f"heads are {width} wide, the limit is {limits.MAX_DIMENSION}"
+        _require(width <= limits.MAX_DIMENSION, "EMOE-MOD-006", message, where)
     for index, block in enumerate(model.expert_blocks):
         top_k = block.router.top_k
-        _require(
-            top_k <= block.experts, f"top-{top_k} of only {block.experts} experts", f"{path}.expert_blocks[{index}]"
-        )
+        message, where = f"top_k {top_k} of {block.experts} experts", f"{path}.expert_blocks[{index}].router.top_k"
+        _require(top_k <= block.experts, "EMOE-MOD-007", message, where)
     _check_classes((layer.attention for layer in model.layers), len(model.attentions), f"{path}.attentions")
     _check_classes((layer.experts for layer in model.layers), len(model.expert_blocks), f"{path}.expert_blocks")
     tokens = [*model.end_tokens, *([] if model.begin_token is None else [model.begin_token])]
     for token in tokens:
-        _require(token < model.vocabulary, f"token {token} in a vocabulary of {model.vocabulary}", path)
+        message = f"token {token} in a vocabulary of {model.vocabulary}, expected a lower one"
+        _require(token < model.vocabulary, "EMOE-MOD-009", message, path)
 
 
 def _check_classes(used: Iterable[int], count: int, path: str) -> None:
-    found = sorted(set(used))
-    _require(found == list(range(count)), f"layers use {len(found)} shape classes of {count}, expected every one", path)
+    odd = sorted(set(used) ^ set(range(count)))
+    message = f"layers name shape classes other than the {count} there are, expected each of them: first {odd[:1]}"
+    _require(not odd, "EMOE-MOD-008", message, path)
 
 
 def _check_graphs(manifest: Manifest, container: Container) -> None:
@@ -93,18 +104,21 @@ def _check_graphs(manifest: Manifest, container: Container) -> None:
     for index, graph in enumerate(manifest.graphs):
         where = f"{path}[{index}]"
         key = graph.role, graph.shape_class
-        _require(key in found, f"no shape class {graph.shape_class} for role {graph.role!r}", where)
-        _require((graph.activations, graph.weights) not in found[key], "the same graph a second time", where)
+        message = f"shape class {graph.shape_class} of role {graph.role!r}, expected one that the model has"
+        _require(key in found, "EMOE-GRA-001", message, where)
+        message = f"role {graph.role!r} and shape class {graph.shape_class} have the same graph twice, expected once"
+        _require((graph.activations, graph.weights) not in found[key], "EMOE-GRA-002", message, where)
         found[key].append((graph.activations, graph.weights))
     for (role, shape_class), kinds in found.items():
         allowed = VARIANTS[:1] if role == "attend" else VARIANTS
         wanted = " or ".join(_spelled(each) for each in allowed)
         message = f"role {role!r} and shape class {shape_class} have {_spelled(kinds)}, expected {wanted}"
-        _require(frozenset(kinds) in allowed, message, path)
+        _require(frozenset(kinds) in allowed, "EMOE-GRA-003", message, path)
     named = sorted(graph.section for graph in manifest.graphs)
     there = sorted(entry.id for entry in container.entries if entry.type == SectionType.GRAPH)
     odd = min(set(named) ^ set(there), default=None)
-    _require(named == there, f"graphs and GRAPH sections do not pair off, first at section id {odd}", path)
+    message = f"graphs and GRAPH sections do not pair off, first at section id {odd}, expected each exactly once"
+    _require(named == there, "EMOE-GRA-004", message, path)
 
 
 def _spelled(kinds: Iterable[tuple[Activations, GraphWeights]]) -> str:
@@ -125,9 +139,8 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
     model, layouts = manifest.model, manifest.layouts
     used = {record_range.layout for table in (dense, experts) for record_range in table.ranges}
     odd = min(used ^ set(range(len(layouts))), default=None)
-    _require(
-        odd is None, f"layout {odd} is used or defined, but not both; there are {len(layouts)}", "manifest.layouts"
-    )
+    message = f"layout {odd} is used or defined, expected both; there are {len(layouts)}"
+    _require(odd is None, "EMOE-LAY-002", message, "manifest.layouts")
     dense_counts = [1] * (len(model.layers) + 2)
     expert_counts = [model.expert_block(layer).experts for layer in range(len(model.layers))]
     for table, section_type, counts in (
@@ -135,22 +148,26 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
         (experts, SectionType.EXPERTS, expert_counts),
     ):
         path = SectionType(section_type + 1).name.lower()
-        _require(len(table.ranges) == len(counts), f"{len(table.ranges)} ranges, the model needs {len(counts)}", path)
+        message = f"{len(table.ranges)} ranges, the model needs {len(counts)}"
+        _require(len(table.ranges) == len(counts), "EMOE-TAB-007", message, path)
         for index, (record_range, count) in enumerate(zip(table.ranges, counts, strict=True)):
             message = f"{record_range.count} records, the model needs {count}"
-            _require(record_range.count == count, message, f"{path}.ranges[{index}]")
+            _require(record_range.count == count, "EMOE-TAB-007", message, f"{path}.ranges[{index}].count")
         _check_ranges(table, container.section(section_type), manifest, container.page_size, path)
 
     for index, layout in enumerate(layouts):
         for matrix in layout.matrices:
-            if matrix.encoding != "f32" and matrix.name != "embedding" and matrix.rows > limits.MAX_INTEGER_ROWS:
-                message = f"{matrix.rows} rows of {matrix.encoding}, the limit is {limits.MAX_INTEGER_ROWS}"
-                raise InvalidError(message, path=f"manifest.layouts[{index}].{matrix.name}")
+            summed = matrix.encoding != "f32" and matrix.name != "embedding"
+            message = f"{matrix.rows} rows of {matrix.encoding}, the limit is {limits.MAX_INTEGER_ROWS}"
+            where = f"manifest.layouts[{index}].{matrix.name}"
+            _require(not summed or matrix.rows <= limits.MAX_INTEGER_ROWS, "EMOE-LAY-003", message, where)
     encodings = [{matrix.name: matrix.encoding for matrix in layout.matrices} for layout in layouts]
     for number, record_range in enumerate(dense.ranges):
         given = encodings[record_range.layout]
         if number == 0:
-            _require(given.get("embedding") in {"f32", "w8"}, "embedding is neither f32 nor w8", "manifest.layouts")
+            message = f"embedding is stored as {given.get('embedding')!r}, expected 'f32' or 'w8'"
+            where = f"manifest.layouts[{record_range.layout}]"
+            _require(given.get("embedding") in {"f32", "w8"}, "EMOE-LAY-004", message, where)
             expected = embedding_layout(model, given)
         elif number <= len(model.layers):
             expected = layer_layout(model, number - 1, given)
@@ -174,8 +191,9 @@ def _check_weights(manifest: Manifest, role: GraphRole, layer: int, encodings: M
     graph = next(each for each in manifest.graphs if (each.role, each.shape_class) == (role, shape_class))
     for name in MATRICES[role]:
         encoding = encodings.get(name, "f32")
-        message = f"{role} graph of {graph.weights} weights, but layer {layer} stores {name!r} as {encoding}"
-        _require((graph.weights == "f32") == (encoding == "f32"), message, "manifest.graphs")
+        wanted = "expected f32" if graph.weights == "f32" else "expected a quantised one"
+        message = f"layer {layer} stores {name!r} as {encoding}, its {role} graph takes {graph.weights}: {wanted}"
+        _require((graph.weights == "f32") == (encoding == "f32"), "EMOE-GRA-005", message, "manifest.graphs")
 
 
 def _check_layout(layout: RecordLayout, expected: RecordLayout, index: int) -> None:
@@ -184,35 +202,42 @@ def _check_layout(layout: RecordLayout, expected: RecordLayout, index: int) -> N
     pairs = zip_longest(layout.tensors, expected.tensors)
     odd = next((pair for pair in pairs if pair[0] != pair[1]), (layout.matrices, expected.matrices))
     message = f"layout has {odd[0]}, the model and the encodings ask for {odd[1]}"
-    raise InvalidError(message, path=f"manifest.layouts[{index}]")
+    raise refusal("EMOE-LAY-005", message, path=f"manifest.layouts[{index}]")
 
 
 def _check_ranges(table: RecordTable, section: DirectoryEntry, manifest: Manifest, page_size: int, path: str) -> None:
     end = 0
     for index, record_range in enumerate(table.ranges):
         where = f"{path}.ranges[{index}]"
-        if record_range.record_length > limits.MAX_RECORD_LENGTH:
-            message = f"record of {record_range.record_length} bytes, the limit is {limits.MAX_RECORD_LENGTH}"
-            raise LimitError(message, path=where)
-        _require(record_range.base == end, f"range begins at {record_range.base}, expected {end}", where)
+        message = f"record of {record_range.record_length} bytes, the limit is {limits.MAX_RECORD_LENGTH}"
+        _require(record_range.record_length <= limits.MAX_RECORD_LENGTH, "EMOE-TAB-008", message, where)
+        message = f"range begins at {record_range.base}, expected {end}"
+        _require(record_range.base == end, "EMOE-TAB-009", message, f"{where}.base")
         payload = manifest.layouts[record_range.layout].payload_length
         expected = round_up(payload, page_size)
         message = f"record of {record_range.record_length} bytes for a payload of {payload}, expected {expected}"
-        _require(record_range.record_length == expected, message, where)
+        _require(record_range.record_length == expected, "EMOE-TAB-010", message, f"{where}.record_length")
         end = record_range.end
-    _require(end == section.length, f"ranges end at {end}, the section has {section.length} bytes", path)
-    if sha256(b"".join(table.digests)).digest() != section.sha256:
-        raise IntegrityError("section digest differs from that over the records' digests", path=path)
+    message = f"ranges end at {end}, the section has {section.length} bytes"
+    _require(end == section.length, "EMOE-TAB-011", message, path)
+    if (found := sha256(b"".join(table.digests)).digest()) != section.sha256:
+        message = f"digest over the records' digests is {found.hex()}, the directory says {section.sha256.hex()}"
+        raise refusal("EMOE-TAB-012", message, path=path)
 
 
-def check_device_configurations(manifest: Manifest, experts: RecordTable) -> None:
-    """Judge the device configurations: every bank must fit the arena.
+def check_device_configuration(choice: DeviceConfiguration, experts: RecordTable, path: str) -> None:
+    """Judge a device configuration: every bank must fit the arena.
 
     Raises:
         InvalidError: an arena too small for its own banks.
     """
     largest = max(record_range.record_length for record_range in experts.ranges)
+    needed = (choice.prefetch_depth + 1) * choice.group_size * largest
+    message = f"arena of {choice.arena_bytes} bytes, its banks take {needed}"
+    _require(choice.arena_bytes >= needed, "EMOE-CFG-001", message, f"{path}.arena_bytes")
+
+
+def check_device_configurations(manifest: Manifest, experts: RecordTable) -> None:
+    """Judge the device configurations of the manifest. Raises as `check_device_configuration` does."""
     for index, choice in enumerate(manifest.device_configurations):
-        needed = (choice.prefetch_depth + 1) * choice.group_size * largest
-        message = f"arena of {choice.arena_bytes} bytes, its banks take {needed}"
-        _require(choice.arena_bytes >= needed, message, f"manifest.device_configurations[{index}].arena_bytes")
+        check_device_configuration(choice, experts, f"manifest.device_configurations[{index}]")

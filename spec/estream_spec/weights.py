@@ -195,7 +195,7 @@ def dequantise_embedding(encoding: Encoding, parts: Mapping[str, npt.NDArray[Any
     return weights * parts["scale"][:, None] if encoding == "w8" else weights
 
 
-def invalid_values(encoding: Encoding, parts: Mapping[str, npt.NDArray[Any]], rows: int) -> str | None:
+def invalid_values(encoding: Encoding, parts: Mapping[str, npt.NDArray[Any]], rows: int) -> tuple[str, str] | None:
     """What is wrong with the values of a stored matrix or embedding whose shapes are right.
 
     Args:
@@ -204,23 +204,28 @@ def invalid_values(encoding: Encoding, parts: Mapping[str, npt.NDArray[Any]], ro
         rows: logical K.
 
     Returns:
-        A lower-case sentence for an error message, or None where every value is legal.
+        The rule that is broken and a lower-case sentence for an error message; None where every value is legal.
     """
     if encoding == "f32":
-        return None if np.isfinite(parts[""]).all() else "a weight is not finite"
+        finite = np.isfinite(parts[""]).all()
+        return None if finite else ("EMOE-REC-005", "a weight is not finite, expected finite numbers")
     scale = parts["scale"]
     # `not >=` also catches NaN.
     if not (scale.min(initial=0) >= 0 and scale.max(initial=0) < np.inf):
-        return "a scale is negative or not finite"
+        return "EMOE-REC-006", "a scale is negative or not finite, expected 0 or a finite number above it"
     if encoding == "w8":
-        return "a weight is -128, expected -127 to 127" if parts[""].min(initial=0) == -128 else None
+        lowest = parts[""].min(initial=0) == -128
+        return ("EMOE-REC-007", "a weight is -128, expected -127 to 127") if lowest else None
     multipliers = parts["multipliers"]
     if multipliers.min() < -MAX_MULTIPLIER or multipliers.max() > MAX_MULTIPLIER or not multipliers.all():
-        return "a multiplier is zero or beyond 15 in size"
+        return "EMOE-REC-008", "a multiplier is 0 or beyond 15 in size, expected 1 to 15"
     group = GROUP_SIZES[encoding]
     last = parts["nibbles"][-(group // 2) :]
     padding = np.concatenate((last & 15, last >> 4))[rows % group or group :]
-    return None if (padding == NIBBLE_ZERO).all() else "padding beyond the last row is not zero"
+    zero = (padding == NIBBLE_ZERO).all()
+    return (
+        None if zero else ("EMOE-REC-009", f"padding beyond the last row is not {NIBBLE_ZERO}, expected {NIBBLE_ZERO}")
+    )
 
 
 def quantise_activations(x: Floats) -> tuple[Bytes, Floats]:

@@ -57,7 +57,7 @@ def _check_values(key: GraphKey, what: str, expected: Sequence[Value], found: Fo
     for number, (each, other) in enumerate(zip_longest(found, wanted)):
         if each != other:
             message = f"{what} {number} is {_spelled(each)}, expected {_spelled(other)}"
-            raise InvalidError(message, path=str(key))
+            raise InvalidError(message, path=str(key), rule="EMOE-GRA-006")
 
 
 def _spelled(value: tuple[str, str, tuple[int | str | None, ...]] | None) -> str:

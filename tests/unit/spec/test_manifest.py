@@ -13,18 +13,19 @@ from estream_loader import open_package
 from estream_spec.constants import SectionType
 from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError, MalformedError
 from estream_spec.limits import MAX_MANIFEST_LENGTH
-from estream_spec.manifest import content_id, decode_manifest, encode_manifest
+from estream_spec.manifest import content_id, decode_manifest
+from estream_spec.messagepack import encode
 from estream_spec.records import RecordTable
 from fixtures.packages import MODEL, TOKENIZER, Draft, replace_table
 
 MANIFEST = Draft().manifest
-DATA = encode_manifest(MANIFEST)
+DATA = encode(MANIFEST)
 
 
 def test_manifest_survives_encoding() -> None:
     assert decode_manifest(DATA) == MANIFEST
     extended = msgspec.structs.replace(MANIFEST, extensions={"org.example": b"\0", "com.example": b""})
-    assert decode_manifest(encode_manifest(extended)) == extended
+    assert decode_manifest(encode(extended)) == extended
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
