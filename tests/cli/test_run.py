@@ -225,6 +225,7 @@ def test_damage_is_refused(run: Program, packed: PackageFactory, tmp_path: Path)
     found = run("generate", damaged, "--prompt", "a")
     assert (found.code, found.out) == (1, "")
     assert found.err.startswith("estream-run: error: record has checksum ")
+    assert found.err.splitlines()[0].endswith(" [EMOE-REC-001]")
     text = tmp_path / "latin.txt"
     text.write_bytes("naïve".encode("latin-1"))
     found = run("score", packed(), "--text", text)

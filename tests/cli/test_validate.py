@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Built, Pack
+from estream_loader import open_package
+from estream_spec.constants import SectionType
 from fixtures.packages import Draft, Section, with_superblock
 
 PACKAGE = Draft().seal()
+GRAPH = PACKAGE.index(b"graph of out")
+MANIFEST = open_package(PACKAGE).container.section(SectionType.MANIFEST).offset
 
 
 @pytest.fixture
@@ -31,6 +35,7 @@ def test_json_of_a_valid_package(path: Path, pack: Pack) -> None:
     assert json.loads(out) == {
         "valid": True,
         "class": None,
+        "rule": None,
         "message": None,
         "path": None,
         "offset": None,
@@ -65,32 +70,36 @@ def unknown_feature() -> bytes:
 
 
 REFUSED = {
-    "malformed": (b"", "malformed", 0),
-    "cut": (PACKAGE[:-1], "integrity", None),
-    "graph": (flip(PACKAGE, PACKAGE.index(b"graph of out")), "integrity", PACKAGE.index(b"graph of out")),
-    "padding": (flip(PACKAGE, 200), "invalid", 200),
-    "content id": (wrong_content(), "integrity", None),
-    "unsupported": (unknown_feature(), "unsupported", None),
+    "malformed": (b"", "malformed", "EMOE-SUP-001", 0),
+    "cut": (PACKAGE[:-1], "integrity", "EMOE-SUP-011", 0),
+    "graph": (flip(PACKAGE, GRAPH), "integrity", "EMOE-SEC-018", GRAPH),
+    "padding": (flip(PACKAGE, 200), "invalid", "EMOE-PAD-001", 200),
+    "content id": (wrong_content(), "integrity", "EMOE-IDN-001", MANIFEST),
+    "unsupported": (unknown_feature(), "unsupported", "EMOE-SUP-006", 0),
 }
 
 
-@pytest.mark.parametrize(("data", "slug", "offset"), REFUSED.values(), ids=REFUSED)
-def test_refusals(data: bytes, slug: str, offset: int | None, path: Path, pack: Pack) -> None:
+@pytest.mark.parametrize(("data", "slug", "rule", "offset"), REFUSED.values(), ids=REFUSED)
+def test_refusals(data: bytes, slug: str, rule: str, offset: int, path: Path, pack: Pack) -> None:
     path.write_bytes(data)
     status, out, err = pack("validate", path, "--json")
     verdict = json.loads(out)
     assert (status, err) == (1, "")
-    assert (verdict["valid"], verdict["class"], verdict["offset"]) == (False, slug, offset)
+    found = [verdict[key] for key in ("valid", "class", "rule", "offset")]
+    assert found == [False, slug, rule, offset]
     assert verdict["message"]
+    assert verdict["path"]
     status, out, err = pack("validate", path)
     assert (status, out) == (1, f"refused: {slug}\n")
-    assert err.startswith(f"estream-pack: error: {verdict['message']}")
+    first = err.splitlines()[0]
+    assert first.startswith(f"estream-pack: error: {verdict['message']} (at offset {offset:#x}, ")
+    assert first.endswith(f" [{rule}]")
 
 
 def test_no_such_file(path: Path, pack: Pack) -> None:
     status, out, _ = pack("validate", path, "--json")
-    assert status == 1
-    assert json.loads(out)["class"] == "link"
+    verdict = json.loads(out)
+    assert (status, verdict["class"], verdict["rule"]) == (1, "link", None)
 
 
 def test_usage(pack: Pack) -> None:

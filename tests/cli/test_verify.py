@@ -58,7 +58,7 @@ def test_damaged_weights(what: str, built: Built, tmp_path: Path, pack: Pack) ->
     assert pack("validate", damaged)[0] == 0
     status, out, err = pack("verify", damaged)
     assert (status, out) == (1, "")
-    assert f"(at offset {place.offset:#x}, {what}[1][0])" in err
+    assert f"(at offset {place.offset:#x}, {what}[1][0]) [EMOE-REC-001]" in err
 
 
 def test_damaged_padding(built: Built, tmp_path: Path, pack: Pack) -> None:
@@ -69,6 +69,7 @@ def test_damaged_padding(built: Built, tmp_path: Path, pack: Pack) -> None:
     status, _, err = pack("verify", damaged)
     assert status == 1
     assert "offset 0x12c" in err
+    assert "[EMOE-PAD-001]" in err
 
 
 def test_unquantised_package_is_the_checkpoint(

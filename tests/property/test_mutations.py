@@ -13,6 +13,7 @@ from estream_spec.constants import DATA_START
 from estream_spec.errors import EmoeError
 from estream_spec.manifest import decode_manifest
 from estream_spec.records import RecordTable, decode_directory
+from estream_spec.rulebook import RULES
 from fixtures.mutations import answer, mutate, structure_of, subject
 
 SLUGS = {"malformed", "invalid", "integrity", "unsupported", "limit"}
@@ -61,5 +62,6 @@ def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
         lambda: open_package(data),
         lambda: open_package(PACKAGE[:DATA_START] + data),
     ):
-        with pytest.raises(EmoeError):
+        with pytest.raises(EmoeError) as caught:
             decode()
+        assert caught.value.rule in RULES

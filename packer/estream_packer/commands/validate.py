@@ -26,12 +26,12 @@ def command(context: click.Context, package: Path, as_json: bool) -> None:
         if not as_json:
             click.echo(f"refused: {error.slug}")
             raise
-        verdict = {"valid": False, "class": error.slug, "message": error.message, "path": error.path}
-        print_json({**verdict, "offset": error.offset, "hint": error.hint, "notices": []})
+        verdict = {"valid": False, "class": error.slug, "rule": error.rule, "message": error.message}
+        print_json({**verdict, "path": error.path, "offset": error.offset, "hint": error.hint, "notices": []})
         context.exit(1)
     if as_json:
-        verdict = {"valid": True, "class": None, "message": None, "path": None}
-        print_json({**verdict, "offset": None, "hint": None, "notices": notices})
+        verdict = {"valid": True, "class": None, "rule": None, "message": None}
+        print_json({**verdict, "path": None, "offset": None, "hint": None, "notices": notices})
         return
     click.echo("valid")
     for notice in notices:

@@ -58,7 +58,8 @@ def test_embedding_is_proven_before_its_first_row() -> None:
     data[place.offset + 200] ^= 1
     with open_package(bytes(data)) as package, pytest.raises(IntegrityError, match="record has checksum") as caught:
         EmbeddingRows(package)
-    assert (caught.value.path, caught.value.offset) == ("dense[0][0]", place.offset)
+    error = caught.value
+    assert (error.rule, error.path, error.offset) == ("EMOE-REC-001", "dense[0][0]", place.offset)
     with open_package(bytes(data), integrity="open") as package:
         EmbeddingRows(package).gather(np.array([1]))
 
@@ -70,7 +71,7 @@ def test_damaged_dense_record() -> None:
     data[place.offset + place.length - 1] ^= 1
     with open_package(bytes(data)) as package, pytest.raises(IntegrityError) as caught:
         load_record(package, package.dense.place(3))
-    assert caught.value.path == "dense[3][0]"
+    assert (caught.value.rule, caught.value.path) == ("EMOE-REC-001", "dense[3][0]")
 
 
 def test_embedding_rows_that_change_after_they_were_proven() -> None:
@@ -83,7 +84,7 @@ def test_embedding_rows_that_change_after_they_were_proven() -> None:
             place = package.dense.place(0)
             data[place.offset + 3 * 32] ^= 1
             if refused:
-                with pytest.raises(IntegrityError, match="has changed since it was proven"):
+                with pytest.raises(IntegrityError, match=r"has changed since it was proven.*\[EMOE-RDR-003\]"):
                     rows.gather(np.array([3]))
             else:
                 assert not np.array_equal(rows.gather(np.array([3, 0])), before)

@@ -38,8 +38,11 @@ def test_every_kind_of_section_is_proven() -> None:
     with open_package(data) as package:
         entries = package.container.entries
     for entry in entries:
-        with pytest.raises(IntegrityError), open_package(flip(data, entry.offset)) as package:
+        with pytest.raises(IntegrityError) as caught, open_package(flip(data, entry.offset)) as package:
             verify(package)
+        error = caught.value
+        assert error.rule == ("EMOE-REC-001" if entry.flags & SectionFlag.RECORDS else "EMOE-SEC-018")
+        assert error.offset == entry.offset
 
 
 def test_bytes_in_free_sections_mean_nothing() -> None:
@@ -55,10 +58,13 @@ def test_bytes_in_free_sections_mean_nothing() -> None:
 def test_padding_behind_a_record(section_type: SectionType) -> None:
     draft = Draft()
     draft.change_record(section_type, 2, lambda record: record.__setitem__(-1, 1))
-    with open_package(draft.seal()) as package, pytest.raises(InvalidError, match="padding behind a record") as caught:
+    with open_package(draft.seal()) as package, pytest.raises(InvalidError, match="padding of a record") as caught:
         verify(package)
-    name = section_type.name.lower()
-    assert caught.value.path == f"{name}[{'2' if name == 'dense' else '0'}][{'0' if name == 'dense' else '2'}]"
+    dense = section_type == SectionType.DENSE
+    place = package.dense.place(2) if dense else package.experts.place(0, 2)
+    assert place.path == ("dense[2][0]" if dense else "experts[0][2]")
+    error = caught.value
+    assert (error.rule, error.path, error.offset) == ("EMOE-REC-003", place.path, place.offset + place.length - 1)
 
 
 def gaps() -> list[int]:
@@ -73,7 +79,19 @@ def gaps() -> list[int]:
 def test_padding_between_sections(position: int) -> None:
     with open_package(flip(PACKAGE, position), integrity="full") as package, pytest.raises(InvalidError) as caught:
         check_padding(package)
-    assert caught.value.offset == position
+    assert (caught.value.rule, caught.value.offset) == ("EMOE-PAD-001", position)
+    assert caught.value.path is not None
+
+
+def test_chat_template_that_is_not_text() -> None:
+    draft = Draft()
+    draft.sections.append(Section(SectionType.CHAT_TEMPLATE, b"{{ a }}\xff"))
+    data = draft.seal()
+    with pytest.raises(InvalidError, match="byte 7 is 0xff, expected UTF-8") as caught:
+        open_package(data, integrity="full")
+    error = caught.value
+    assert (error.rule, error.path) == ("EMOE-SEC-020", "chat_template section 0")
+    assert error.offset == data.index(b"{{ a }}")
 
 
 def test_sound_package_has_no_notices() -> None:
@@ -90,6 +108,7 @@ def test_notices() -> None:
     with open_package(flip(PACKAGE, 16384 + 30)) as package:
         (notice,) = notices(package)
         assert notice.startswith("superblock[1] is damaged: superblock has checksum")
+        assert notice.endswith("[EMOE-SUP-002]")
     with open_package(with_superblock(PACKAGE, 0, generation=5)) as package:
         assert notices(package) == ["superblock[1] is of generation 1, behind 5"]
 

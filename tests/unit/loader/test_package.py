@@ -15,8 +15,8 @@ import zstandard
 
 from estream_loader import Integrity, open_package
 from estream_loader.records import tensors
-from estream_spec.constants import SectionType
-from estream_spec.errors import EmoeError, IntegrityError, LinkError
+from estream_spec.constants import MAGIC, SectionType
+from estream_spec.errors import EmoeError, IntegrityError, LinkError, MalformedError
 from estream_spec.records import Superblock
 from fixtures.packages import TOKENIZER, Draft, Section
 from fixtures.sources import CountingSource
@@ -52,7 +52,7 @@ def test_closing_and_failing_close_the_source() -> None:
         assert source.closed == 0
     assert source.closed == 1
     cut = CountingSource(PACKAGE[:-1])
-    with pytest.raises(IntegrityError):
+    with pytest.raises(IntegrityError, match=r"\[EMOE-SUP-011\]"):
         open_package(cut)
     assert cut.closed == 1
 
@@ -133,9 +133,12 @@ class TestPolicies:
     @pytest.mark.parametrize("section_type", [SectionType.MANIFEST, SectionType.GRAPH, SectionType.EXPERT_TABLE])
     def test_what_is_read_whole_is_always_proven(self, integrity: Integrity, section_type: SectionType) -> None:
         with open_package(PACKAGE) as package:
-            position = package.container.section(section_type).offset + 3
-        with pytest.raises(IntegrityError, match="section digest differs"):
-            use(flipped(PACKAGE, position), integrity)
+            entry = package.container.section(section_type)
+        with pytest.raises(IntegrityError, match=r"section has digest [0-9a-f]{64}, the directory says") as caught:
+            use(flipped(PACKAGE, entry.offset + 3), integrity)
+        error = caught.value
+        path = f"{section_type.name.lower()} section 0"
+        assert (error.rule, error.path, error.offset) == ("EMOE-SEC-018", path, entry.offset)
 
     @pytest.mark.parametrize("what", ["dense", "experts"])
     def test_records(self, what: str) -> None:
@@ -147,8 +150,9 @@ class TestPolicies:
             pass
         with pytest.raises(IntegrityError, match="record has checksum") as caught:
             use(damaged, "paged")
-        assert (caught.value.path, caught.value.offset) == (f"{what}[1][0]", place.offset)
-        with pytest.raises(IntegrityError, match="record has checksum"):
+        error = caught.value
+        assert (error.rule, error.path, error.offset) == ("EMOE-REC-001", f"{what}[1][0]", place.offset)
+        with pytest.raises(IntegrityError, match=r"record has checksum.*\[EMOE-REC-001\]"):
             open_package(damaged, integrity="full")
 
     def test_record_whose_checksum_was_mended(self) -> None:
@@ -163,16 +167,18 @@ class TestPolicies:
         draft.section(SectionType.EXPERT_TABLE).data = bytes(forged)
         draft.section(SectionType.EXPERTS).sha256 = before
         use(draft.seal(), "paged")
-        with pytest.raises(IntegrityError, match="record digest differs") as caught:
+        with pytest.raises(IntegrityError, match="record has digest") as caught:
             open_package(draft.seal(), integrity="full")
-        assert caught.value.path == "experts[1][1]"
+        assert (caught.value.rule, caught.value.path) == ("EMOE-REC-002", "experts[1][1]")
+        assert caught.value.offset is not None
 
     def test_unread_section(self) -> None:
         with open_package(PACKAGE) as package:
             position = package.container.section(SectionType.TOKENIZER).offset
         use(flipped(PACKAGE, position), "paged")
-        with pytest.raises(IntegrityError):
+        with pytest.raises(IntegrityError) as caught:
             open_package(flipped(PACKAGE, position), integrity="full")
+        assert (caught.value.rule, caught.value.offset) == ("EMOE-SEC-018", position)
 
 
 def bomb(stated: int, blocks: int, *, window: bool) -> bytes:
@@ -207,9 +213,12 @@ class TestCompression:
         section = draft.section(SectionType.TOKENIZER)
         section.compress()
         section.data, section.length = frame, min(STATED, len(frame) * 256)
-        with open_package(draft.seal()) as package, pytest.raises(IntegrityError) as caught:
-            assert package.tokenizer_json
-        assert caught.value.path == "tokenizer section 0"
+        with open_package(draft.seal()) as package:
+            offset = package.container.section(SectionType.TOKENIZER).offset
+            with pytest.raises(IntegrityError) as caught:
+                assert package.tokenizer_json
+        error = caught.value
+        assert (error.rule, error.path, error.offset) == ("EMOE-SEC-019", "tokenizer section 0", offset)
 
     def test_frame_beyond_its_size_takes_no_memory(self) -> None:
         import tracemalloc
@@ -220,7 +229,7 @@ class TestCompression:
         section.data, section.length = bomb(STATED, 4000, window=True), STATED
         with open_package(draft.seal()) as package:
             tracemalloc.start()
-            with pytest.raises(IntegrityError):
+            with pytest.raises(IntegrityError, match=r"\[EMOE-SEC-019\]"):
                 assert package.tokenizer_json
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
@@ -262,10 +271,20 @@ def test_identity_does_not_depend_on_where_it_was_opened() -> None:
         assert len(one.file_id) == 32
 
 
-@pytest.mark.parametrize("data", [b"", b"\x89", PACKAGE[:8], bytes(100_000), b"\x89EMOE\r\n\x1a" * 5000])
-def test_small_and_foreign_files(data: bytes) -> None:
-    with pytest.raises(EmoeError):
+@pytest.mark.parametrize(
+    ("data", "kind", "rule"),
+    [
+        (b"", MalformedError, "EMOE-SUP-001"),
+        (b"\x89", MalformedError, "EMOE-SUP-001"),
+        (PACKAGE[:8], MalformedError, "EMOE-SUP-003"),
+        (bytes(100_000), MalformedError, "EMOE-SUP-001"),
+        (MAGIC * 5000, IntegrityError, "EMOE-SUP-002"),
+    ],
+)
+def test_small_and_foreign_files(data: bytes, kind: type[EmoeError], rule: str) -> None:
+    with pytest.raises(kind) as caught:
         open_package(data)
+    assert (caught.value.rule, caught.value.path, caught.value.offset) == (rule, "superblock[0]", 0)
 
 
 def test_an_open_file_stays_open(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ class TestFaults:
             for _ in range(2):
                 with pytest.raises(IntegrityError, match="record has checksum") as caught:
                     pager.acquire(1, group, [3])
-                assert caught.value.path == "experts[1][3]"
+                assert (caught.value.rule, caught.value.path) == ("EMOE-REC-001", "experts[1][3]")
                 assert all(bank.state is BankState.AVAILABLE for bank in pager.arena.banks)
                 assert not any(bank.group == (1, group) and 3 in bank.loaded for bank in pager.arena.banks)
             use(pager, 1, [0, 1, 2, 4, 5, 6])

@@ -61,17 +61,16 @@ class TestPlaces:
             assert package.manifest.name == "tiny"
 
     def test_at_the_wrong_offset(self) -> None:
-        with pytest.raises(MalformedError):
-            open_package(PACKAGE, offset=1)
-        with pytest.raises(MalformedError):
-            open_package(PACKAGE, offset=len(PACKAGE) + 5)
+        for offset in (1, len(PACKAGE) + 5):
+            with pytest.raises(MalformedError, match=r"\[EMOE-SUP-001\]"):
+                open_package(PACKAGE, offset=offset)
         with pytest.raises(LinkError, match="offset -1"):
             open_package(PACKAGE, offset=-1)
 
     def test_beyond_the_end_of_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "short.emoe"
         path.write_bytes(b"abc")
-        with pytest.raises(MalformedError, match="starts with b''"):
+        with pytest.raises(MalformedError, match=r"starts with b''.*\[EMOE-SUP-001\]"):
             open_package(path, offset=99)
 
 
@@ -120,7 +119,7 @@ class TestNoPackage:
 
     def test_empty_file(self, tmp_path: Path) -> None:
         (tmp_path / "empty.emoe").touch()
-        with pytest.raises(MalformedError):
+        with pytest.raises(MalformedError, match=r"\[EMOE-SUP-001\]"):
             open_package(tmp_path / "empty.emoe")
 
     def test_no_descriptor_is_left_open(self, tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ class TestNoPackage:
         path.write_bytes(PACKAGE[:-1])
         lowest = free_descriptor()
         for _ in range(3):
-            with pytest.raises(IntegrityError):
+            with pytest.raises(IntegrityError, match=r"\[EMOE-SUP-011\]"):
                 open_package(path)
             with pytest.raises(LinkError):
                 open_package(tmp_path)
@@ -162,7 +161,7 @@ class TestDelivery:
         source = FaultySource(PACKAGE, fails_at(position))
         with pytest.raises(LinkError, match="reading failed: Input/output error: got 0 of") as caught:
             open_package(source, integrity="full")
-        assert caught.value.path == "package in memory"
+        assert (caught.value.rule, caught.value.path) == (None, "package in memory")
         assert caught.value.offset is not None
         assert source.closed == 1
 
@@ -177,6 +176,7 @@ class TestDelivery:
         source = FaultySource(PACKAGE, lambda call, offset, length: 0 if offset > 40000 else 1000)
         with pytest.raises(IntegrityError, match="ends early: got 0 of") as caught:
             open_package(source)
+        assert caught.value.rule == "EMOE-SUP-011"
         assert caught.value.offset is not None
         assert caught.value.offset > 40000
 
@@ -193,7 +193,7 @@ class TestDelivery:
             os.truncate(path, place.offset + 10)
             with pytest.raises(IntegrityError, match="ends early: got 10 of 4096") as caught:
                 package.read_record(place, memoryview(bytearray(place.length)))
-            assert caught.value.offset == place.offset + 10
+            assert (caught.value.rule, caught.value.offset) == ("EMOE-SUP-011", place.offset + 10)
             path.write_bytes(PACKAGE)
             package.read_record(place, memoryview(bytearray(place.length)))
 
@@ -237,8 +237,9 @@ def edges() -> list[int]:
 def test_truncated(length: int) -> None:
     with pytest.raises(EmoeError) as caught:
         open_package(PACKAGE[:length])
-    expected = MalformedError if length < 128 else IntegrityError
-    assert type(caught.value) is expected
+    expected = "EMOE-SUP-001" if length < 8 else "EMOE-SUP-003" if length < 128 else "EMOE-SUP-011"
+    assert caught.value.rule == expected
+    assert type(caught.value) is (MalformedError if length < 128 else IntegrityError)
 
 
 @pytest.mark.parametrize("extra", [1, 64, 16384])

@@ -13,7 +13,7 @@ from estream_loader import open_package
 from estream_packer.writer import PackageWriter, PackedRecord
 from estream_spec.constants import DATA_START, Codec, SectionType
 from estream_spec.container import Container, check_entries
-from estream_spec.errors import FormatError, PackError
+from estream_spec.errors import MalformedError, PackError
 from estream_spec.records import RecordRange, Superblock
 
 TEXT = b"the same words again and again, " * 40
@@ -125,7 +125,7 @@ def test_an_unfinished_file_is_never_a_package(tmp_path: Path) -> None:
         assert partial.name.startswith(".model.emoe.")
         assert partial.suffix == ".partial"
         fill(writer)
-        with pytest.raises(FormatError):
+        with pytest.raises(MalformedError, match=r"\[EMOE-SUP-001\]"):
             open_package(partial)
 
 

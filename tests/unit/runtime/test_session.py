@@ -252,7 +252,7 @@ def ends_at(position: int) -> Callable[[int, int, int], int | None]:
     ("make", "kind", "message"),
     [
         (fails_at, LinkError, "reading failed: Input/output error: got 0 of"),
-        (ends_at, IntegrityError, r"the package ends early: got \d+ of \d+ bytes"),
+        (ends_at, IntegrityError, r"the package ends early: got \d+ of \d+ bytes.*\[EMOE-SUP-011\]"),
     ],
 )
 def test_a_device_that_fails_ends_the_call_and_not_the_session(
@@ -291,7 +291,7 @@ def test_a_damaged_expert_is_refused_when_it_is_read_and_by_no_one_who_does_not_
     with open_package(bytes(data)) as package, Session(package) as session:
         assert np.array_equal(session.forward(PROMPT), expected)
     data[places[1].offset + 5] ^= 1
-    message = rf"record has checksum .* experts\[1\]\[{used}\]"
+    message = rf"record has checksum .* experts\[1\]\[{used}\]\) \[EMOE-REC-001\]"
     with (
         open_package(bytes(data)) as package,
         Session(package) as session,

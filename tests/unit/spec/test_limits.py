@@ -7,7 +7,7 @@ import pytest
 from estream_loader import open_package
 from estream_spec import limits
 from estream_spec.constants import SectionType
-from estream_spec.errors import InvalidError, LimitError
+from estream_spec.errors import InvalidError, LimitError, MalformedError
 from estream_spec.manifest import Source
 from estream_spec.records import DirectoryEntry
 from fixtures.packages import Draft, Section
@@ -27,7 +27,7 @@ def test_sections_at_the_limit() -> None:
     with open_package(draft.seal()) as package:
         assert len(package.container.entries) == limits.MAX_SECTIONS
     draft.sections.append(Section(1001, b"x"))
-    with pytest.raises(LimitError, match=r"directory of \d+ bytes"):
+    with pytest.raises(LimitError, match=r"directory of \d+ bytes.*\[EMOE-SUP-009\]"):
         open_package(draft.seal())
 
 
@@ -36,7 +36,7 @@ def test_text_at_the_limit() -> None:
     draft.change_manifest(name="n" * limits.MAX_NAME)
     open_package(draft.seal()).close()
     draft.change_manifest(name="n" * (limits.MAX_NAME + 1))
-    with pytest.raises(InvalidError, match="length <= 128"):
+    with pytest.raises(InvalidError, match=r"length <= 128.*\[EMOE-MAN-002\]"):
         open_package(draft.seal())
 
 
@@ -47,7 +47,7 @@ def test_sources_at_the_limit() -> None:
     draft.change_manifest(provenance=type(provenance)(writer="t", sources=sources[:-1]))
     open_package(draft.seal()).close()
     draft.change_manifest(provenance=type(provenance)(writer="t", sources=sources))
-    with pytest.raises(InvalidError, match="length <= 4096"):
+    with pytest.raises(InvalidError, match=r"length <= 4096.*\[EMOE-MAN-002\]"):
         open_package(draft.seal())
 
 
@@ -64,13 +64,17 @@ def test_page_sizes_beyond_the_limits(shift: int) -> None:
     draft.superblock = {"page_shift": shift}
     with pytest.raises(LimitError) as caught:
         open_package(draft.seal())
-    assert caught.value.path == "superblock.page_shift"
+    assert (caught.value.rule, caught.value.path) == ("EMOE-SUP-007", "superblock.page_shift")
 
 
 def test_manifest_longer_than_its_limit() -> None:
+    """At the limit it is looked at, above it is not: its length in the directory says enough."""
     draft = Draft()
-    draft.section(SectionType.MANIFEST).data = bytes(limits.MAX_MANIFEST_LENGTH + 1)
-    with pytest.raises(LimitError, match="section of 16777217 bytes"):
+    draft.section(SectionType.MANIFEST).data = bytes(limits.MAX_MANIFEST_LENGTH)
+    with pytest.raises(MalformedError, match=r"\[EMOE-MAN-001\]"):
+        open_package(draft.seal())
+    draft.section(SectionType.MANIFEST).data += b"\0"
+    with pytest.raises(LimitError, match=r"section of 4194305 bytes.*\[EMOE-SEC-011\]"):
         open_package(draft.seal())
 
 
@@ -80,5 +84,5 @@ def test_small_section_longer_than_its_limit() -> None:
     section.compress()
     section.length = limits.MAX_SMALL_SECTION_LENGTH + 1
     section.data = bytes(1 << 21)
-    with pytest.raises(LimitError, match="section of 268435457 bytes"):
+    with pytest.raises(LimitError, match=r"section of 268435457 bytes.*\[EMOE-SEC-011\]"):
         open_package(draft.seal())

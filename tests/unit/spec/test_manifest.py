@@ -11,8 +11,7 @@ import pytest
 
 from estream_loader import open_package
 from estream_spec.constants import SectionType
-from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError, MalformedError
-from estream_spec.limits import MAX_MANIFEST_LENGTH
+from estream_spec.errors import IntegrityError, InvalidError, MalformedError
 from estream_spec.manifest import content_id, decode_manifest
 from estream_spec.messagepack import encode
 from estream_spec.records import RecordTable
@@ -60,8 +59,9 @@ NOT_CANONICAL = {
 
 @pytest.mark.parametrize("data", NOT_CANONICAL.values(), ids=NOT_CANONICAL)
 def test_other_spellings_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidError, match="canonical"):
+    with pytest.raises(InvalidError, match="not in canonical encoding: byte") as caught:
         decode_manifest(data)
+    assert (caught.value.rule, caught.value.path) == ("EMOE-MAN-003", "manifest")
 
 
 def assign(path: str, value: object) -> bytes:
@@ -84,6 +84,10 @@ INVALID = {
     "bytes for text": assign("name", b"tiny"),
     "not a map": msgspec.msgpack.encode([1, 2]),
     "nothing but nil": b"\xc0",
+    "text that is not UTF-8": swap(b"\xa4name\xa4tiny", b"\xa4name\xa4\xff\xfe\xfd\xfc"),
+    "key that is not UTF-8": b"\x81\xa2\xff\xfe\x01",
+    "deep": b"\x81\xa4name" + b"\x91" * 100_000 + b"\xc0",
+    "deep under an unknown key": b"\x81\xa4deep" + b"\x91" * 100_000 + b"\xc0",
     "short digest": assign("content_id", bytes(31)),
     "long digest": assign("content_id", bytes(33)),
     "unknown choice": assign("model.expert_blocks.0.router.family", "sigmoid"),
@@ -106,6 +110,7 @@ INVALID = {
 def test_other_structures_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidError) as caught:
         decode_manifest(data)
+    assert caught.value.rule == "EMOE-MAN-002"
     assert caught.value.path is not None
     assert caught.value.path.startswith("manifest")
     assert caught.value.message[0].islower()
@@ -114,7 +119,7 @@ def test_other_structures_are_refused(data: bytes) -> None:
 def test_the_place_of_a_value_is_told() -> None:
     with pytest.raises(InvalidError) as caught:
         decode_manifest(INVALID["negative epsilon"])
-    assert str(caught.value) == "expected 'float' >= 0.0 (at manifest.model.norm_epsilon)"
+    assert str(caught.value) == "expected 'float' >= 0.0 (at manifest.model.norm_epsilon) [EMOE-MAN-002]"
 
 
 HUGE = (2**31, 2**32 - 1, 2**42 + 1, 2**63, 2**64 - 1)
@@ -157,11 +162,15 @@ def test_huge_numbers(path: str, value: int) -> None:
     if path == "device_configurations.0.arena_bytes" and value <= 1 << 44:
         use()  # memory the device may have
         return
-    with pytest.raises(InvalidError):
+    with pytest.raises(InvalidError) as caught:
         use()
+    assert caught.value.rule in {
+        "EMOE-MAN-002",  # beyond the range of the field
+        *(f"EMOE-{kind}" for kind in ("MOD-004", "MOD-006", "MOD-008", "GRA-004", "LAY-001", "LAY-005", "CFG-001")),
+    }
+    assert caught.value.offset is not None
 
 
-DEEP = b"\x81\xa4name" + b"\x91" * 100_000 + b"\xc0"
 MALFORMED = {
     "empty": b"",
     "cut": DATA[:-1],
@@ -171,25 +180,29 @@ MALFORMED = {
     "map of four billion": b"\xdf\xff\xff\xff\xff",
     "text of four billion": b"\x81\xa4name\xdb\xff\xff\xff\xff",
     "bytes of four billion": b"\x81\xaacontent_id\xc6\xff\xff\xff\xff",
-    "text that is not UTF-8": swap(b"\xa4name\xa4tiny", b"\xa4name\xa4\xff\xfe\xfd\xfc"),
-    "key that is not UTF-8": b"\x81\xa2\xff\xfe\x01",
-    "deep": DEEP,
-    "deep under an unknown key": b"\x81\xa4deep" + b"\x91" * 100_000 + b"\xc0",
 }
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 def test_other_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises((MalformedError, InvalidError)) as caught:
+    with pytest.raises(MalformedError, match="not MessagePack: ") as caught:
         decode_manifest(data)
+    assert (caught.value.rule, caught.value.path) == ("EMOE-MAN-001", "manifest")
     assert len(str(caught.value)) < 300
 
 
-def test_longer_than_its_limit() -> None:
-    with pytest.raises(LimitError):
-        decode_manifest(bytes(MAX_MANIFEST_LENGTH + 1))
-    with pytest.raises(EmoeError):
-        decode_manifest(bytes(MAX_MANIFEST_LENGTH))
+def test_a_manifest_is_placed_where_its_section_begins() -> None:
+    for data, kind in (
+        (MALFORMED["cut"], MalformedError),
+        (INVALID["zero"], InvalidError),
+        (NOT_CANONICAL["wider text"], InvalidError),
+    ):
+        draft = Draft()
+        draft.section(SectionType.MANIFEST).data = data
+        package = draft.seal()
+        with pytest.raises(kind) as caught:
+            open_package(package)
+        assert caught.value.offset == package.index(data)
 
 
 class TestContentId:
@@ -245,4 +258,4 @@ class TestContentId:
         open_package(draft.seal()).close()
         with pytest.raises(IntegrityError) as caught:
             open_package(draft.seal(), integrity="full")
-        assert caught.value.path == "manifest.content_id"
+        assert (caught.value.rule, caught.value.path) == ("EMOE-IDN-001", "manifest.content_id")

@@ -11,8 +11,8 @@ from msgspec.structs import replace as set_fields
 
 from estream_loader import open_package
 from estream_spec.constants import TABLE_MAGIC, SectionType
-from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError
-from estream_spec.limits import MAX_RANGES, MAX_RECORD_LENGTH
+from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError, MalformedError
+from estream_spec.limits import MAX_INTEGER_ROWS, MAX_RANGES, MAX_RECORD_LENGTH
 from estream_spec.manifest import DeviceConfiguration, RecordLayout
 from estream_spec.model import Attention, ExpertBlock, Layer, Rotary, Router
 from estream_spec.records import TABLE_HEADER, RecordRange, RecordTable
@@ -23,15 +23,17 @@ DENSE_TABLE, EXPERT_TABLE = SectionType.DENSE_TABLE, SectionType.EXPERT_TABLE
 Change = Callable[[Draft], Any]
 
 
-def refused(change: Change, kind: type[EmoeError]) -> EmoeError:
-    """What opening a changed package and reading its tables raises."""
+def refused(change: Change, kind: type[EmoeError], rule: str) -> EmoeError:
+    """What opening a changed package and reading its tables raises: of this class, and this rule without `EMOE-`."""
     draft = Draft()
     change(draft)
     data = draft.seal()
     with pytest.raises(kind) as caught, open_package(data) as package:
         assert package.experts.table.ranges
-    assert type(caught.value) is kind
-    return caught.value
+    error = caught.value
+    assert (type(error), error.rule) == (kind, f"EMOE-{rule}")
+    assert error.offset is not None
+    return error
 
 
 def test_nothing_changed_is_valid() -> None:
@@ -57,37 +59,52 @@ def test_valid_models_of_other_kinds() -> None:
     open_package(draft.seal(), integrity="full").close()
 
 
-MODELS: dict[str, tuple[dict[str, Any], str]] = {
-    "heads that do not divide": ({"attentions": (set_fields(ATTENTION, heads=3, key_value_heads=2),)}, "attentions[0]"),
-    "more key heads than heads": (
-        {"attentions": (set_fields(ATTENTION, heads=1, key_value_heads=2),)},
-        "attentions[0]",
+def attention(**changes: Any) -> dict[str, Any]:
+    return {"attentions": (set_fields(ATTENTION, **changes),)}
+
+
+MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "epsilon beyond f32": ({"norm_epsilon": 1e39}, "MOD-001", "norm_epsilon"),
+    "infinite epsilon": ({"norm_epsilon": float("inf")}, "MOD-001", "norm_epsilon"),
+    "infinite theta": (attention(rotary=Rotary(theta=float("inf"))), "MOD-002", "attentions[0].rotary.theta"),
+    "theta beyond f32": (attention(rotary=Rotary(theta=1e39)), "MOD-002", "attentions[0].rotary.theta"),
+    "theta of 0 in f32": (attention(rotary=Rotary(theta=1e-50)), "MOD-002", "attentions[0].rotary.theta"),
+    "infinite clip": (attention(clip_qkv=float("inf")), "MOD-003", "attentions[0].clip_qkv"),
+    "clip of 0 in f32": (attention(clip_qkv=1e-50), "MOD-003", "attentions[0].clip_qkv"),
+    "heads that do not divide": (
+        attention(heads=3, key_value_heads=2),
+        "MOD-004",
+        "attentions[0].key_value_heads",
     ),
-    "odd head": ({"attentions": (set_fields(ATTENTION, head_dim=15),)}, "attentions[0]"),
-    "heads too wide": ({"attentions": (set_fields(ATTENTION, heads=1 << 13, head_dim=1 << 12),)}, "attentions[0]"),
-    "infinite theta": ({"attentions": (set_fields(ATTENTION, rotary=Rotary(theta=float("inf"))),)}, "attentions[0]"),
-    "infinite clip": ({"attentions": (set_fields(ATTENTION, clip_qkv=float("inf")),)}, "attentions[0]"),
-    "theta beyond f32": ({"attentions": (set_fields(ATTENTION, rotary=Rotary(theta=1e39)),)}, "attentions[0]"),
-    "theta of 0 in f32": ({"attentions": (set_fields(ATTENTION, rotary=Rotary(theta=1e-50)),)}, "attentions[0]"),
-    "clip of 0 in f32": ({"attentions": (set_fields(ATTENTION, clip_qkv=1e-50),)}, "attentions[0]"),
-    "epsilon beyond f32": ({"norm_epsilon": 1e39}, ""),
-    "infinite epsilon": ({"norm_epsilon": float("inf")}, ""),
+    "more key heads than heads": (
+        attention(heads=1, key_value_heads=2),
+        "MOD-004",
+        "attentions[0].key_value_heads",
+    ),
+    "odd head": (attention(head_dim=15), "MOD-005", "attentions[0].head_dim"),
+    "heads too wide": (attention(heads=1 << 13, head_dim=1 << 12), "MOD-006", "attentions[0]"),
     "more chosen than there are": (
         {"expert_blocks": (set_fields(BLOCK, router=Router(family="softmax-topk", top_k=4)),)},
-        "expert_blocks[0]",
+        "MOD-007",
+        "expert_blocks[0].router.top_k",
     ),
-    "unused attention": ({"attentions": (ATTENTION, ATTENTION)}, "attentions"),
-    "unused experts": ({"expert_blocks": (BLOCK, BLOCK)}, "expert_blocks"),
-    "no such attention": ({"layers": (Layer(attention=1, experts=0),)}, "attentions"),
-    "no such experts": ({"layers": (Layer(attention=0, experts=1),)}, "expert_blocks"),
-    "begin token outside": ({"begin_token": 16}, ""),
-    "end token outside": ({"end_tokens": (0, 16)}, ""),
+    "unused attention": ({"attentions": (ATTENTION, ATTENTION)}, "MOD-008", "attentions"),
+    "unused experts": ({"expert_blocks": (BLOCK, BLOCK)}, "MOD-008", "expert_blocks"),
+    "no such attention": ({"layers": (Layer(attention=1, experts=0),)}, "MOD-008", "attentions"),
+    "no such experts": ({"layers": (Layer(attention=0, experts=1),)}, "MOD-008", "expert_blocks"),
+    "begin token outside": ({"begin_token": 16}, "MOD-009", ""),
+    "end token outside": ({"end_tokens": (0, 16)}, "MOD-009", ""),
+    "two faults": (
+        {**attention(head_dim=15), "norm_epsilon": 1e39, "begin_token": 16},
+        "MOD-001",
+        "norm_epsilon",
+    ),
 }
 
 
-@pytest.mark.parametrize(("changes", "path"), MODELS.values(), ids=MODELS)
-def test_rule_of_the_model(changes: dict[str, Any], path: str) -> None:
-    error = refused(lambda draft: draft.change_model(**changes), InvalidError)
+@pytest.mark.parametrize(("changes", "rule", "path"), MODELS.values(), ids=MODELS)
+def test_rule_of_the_model(changes: dict[str, Any], rule: str, path: str) -> None:
+    error = refused(lambda draft: draft.change_model(**changes), InvalidError, rule)
     assert error.path == ".".join(filter(None, ["manifest.model", path]))
 
 
@@ -104,33 +121,35 @@ def set_graph(index: int, **changes: Any) -> Change:
     return graphs(lambda each: each.__setitem__(index, set_fields(each[index], **changes)))
 
 
-GRAPHS: dict[str, Change] = {
-    "no such shape class": set_graph(0, shape_class=1),
-    "no such head": set_graph(4, shape_class=1),
-    "one missing": graphs(lambda each: each.pop(3)),
-    "one twice": graphs(lambda each: each.append(each[0])),
-    "undefined variant": set_graph(0, weights="uint8"),
-    "half of a pair": set_graph(0, activations="dynamic-int8"),
-    "attention that multiplies weights": set_graph(1, weights="int8"),
-    "section that is not there": set_graph(0, section=9),
-    "section of two graphs": set_graph(0, section=1),
-    "section nobody names": lambda draft: draft.sections.append(Section(SectionType.GRAPH, b"x", id=9)),
-    "f32 graph for stored integers": set_graph(0, weights="f32"),
-    "f32 expert graph for stored integers": set_graph(3, weights="f32"),
-    "f32 head graph for stored integers": set_graph(4, weights="f32"),
+GRAPHS: dict[str, tuple[Change, str, str]] = {
+    "no such shape class": (set_graph(0, shape_class=1), "GRA-001", "[0]"),
+    "no such head": (set_graph(4, shape_class=1), "GRA-001", "[4]"),
+    "one twice": (graphs(lambda each: each.append(each[0])), "GRA-002", "[5]"),
+    "one missing": (graphs(lambda each: each.pop(3)), "GRA-003", ""),
+    "undefined variant": (set_graph(0, weights="uint8"), "GRA-003", ""),
+    "half of a pair": (set_graph(0, activations="dynamic-int8"), "GRA-003", ""),
+    "attention that multiplies weights": (set_graph(1, weights="int8"), "GRA-003", ""),
+    "section that is not there": (set_graph(0, section=9), "GRA-004", ""),
+    "section of two graphs": (set_graph(0, section=1), "GRA-004", ""),
+    "section nobody names": (
+        lambda draft: draft.sections.append(Section(SectionType.GRAPH, b"x", id=9)),
+        "GRA-004",
+        "",
+    ),
+    "f32 graph for stored integers": (set_graph(0, weights="f32"), "GRA-005", ""),
+    "f32 expert graph for stored integers": (set_graph(3, weights="f32"), "GRA-005", ""),
+    "f32 head graph for stored integers": (set_graph(4, weights="f32"), "GRA-005", ""),
 }
 
 
-@pytest.mark.parametrize("change", GRAPHS.values(), ids=GRAPHS)
-def test_rule_of_the_graphs(change: Change) -> None:
-    error = refused(change, InvalidError)
-    assert error.path is not None
-    assert error.path.startswith("manifest.graphs")
+@pytest.mark.parametrize(("change", "rule", "path"), GRAPHS.values(), ids=GRAPHS)
+def test_rule_of_the_graphs(change: Change, rule: str, path: str) -> None:
+    assert refused(change, InvalidError, rule).path == f"manifest.graphs{path}"
 
 
 def test_integer_graph_for_stored_floats() -> None:
     draft = Draft(encodings={**ENCODINGS, "gate": "f32"})
-    with open_package(draft.seal()) as package, pytest.raises(InvalidError, match="'gate' as f32"):
+    with open_package(draft.seal()) as package, pytest.raises(InvalidError, match=r"'gate' as f32.*\[EMOE-GRA-005\]"):
         assert package.experts.table.ranges
 
 
@@ -149,41 +168,91 @@ def moved(table: RecordTable) -> RecordTable:
     return replace_table(table, ranges=(replace(first, count=2), replace(second, base=8192, count=4)))
 
 
-TABLES: dict[str, tuple[Change, type[EmoeError], str]] = {
-    "base": (ranges(EXPERT_TABLE, 1, base=4096), InvalidError, "expert_table.ranges[1]"),
-    "base beyond": (ranges(EXPERT_TABLE, 1, base=2**64 - 1), InvalidError, "expert_table.ranges[1]"),
-    "first base": (ranges(DENSE_TABLE, 0, base=4096), InvalidError, "dense_table.ranges[0]"),
-    "record length": (ranges(EXPERT_TABLE, 0, record_length=8192), InvalidError, "expert_table.ranges[0]"),
-    "record too short": (ranges(DENSE_TABLE, 1, record_length=4096), InvalidError, "dense_table.ranges[1]"),
-    "no record length": (ranges(EXPERT_TABLE, 0, record_length=0), InvalidError, "expert_table.ranges[0]"),
-    "record at the limit": (
-        ranges(EXPERT_TABLE, 0, record_length=MAX_RECORD_LENGTH),
+def merged(table: RecordTable) -> RecordTable:
+    """One range instead of two."""
+    first, second = table.ranges
+    return replace_table(table, ranges=(replace(first, count=first.count + second.count),))
+
+
+TABLES: dict[str, tuple[Change, type[EmoeError], str, str]] = {
+    "no such layout": (ranges(EXPERT_TABLE, 0, layout=4), InvalidError, "LAY-002", "manifest.layouts"),
+    "huge layout": (ranges(EXPERT_TABLE, 0, layout=2**32 - 1), InvalidError, "LAY-002", "manifest.layouts"),
+    "number of ranges": (
+        lambda draft: draft.change_table(EXPERT_TABLE, merged),
         InvalidError,
-        "expert_table.ranges[0]",
+        "TAB-007",
+        "expert_table",
+    ),
+    "counts": (
+        lambda draft: draft.change_table(EXPERT_TABLE, moved),
+        InvalidError,
+        "TAB-007",
+        "expert_table.ranges[0].count",
     ),
     "record above the limit": (
         ranges(EXPERT_TABLE, 0, record_length=MAX_RECORD_LENGTH + 1),
         LimitError,
+        "TAB-008",
         "expert_table.ranges[0]",
     ),
-    "huge record": (ranges(EXPERT_TABLE, 0, record_length=2**64 - 1), LimitError, "expert_table.ranges[0]"),
-    "no such layout": (ranges(EXPERT_TABLE, 0, layout=4), InvalidError, "manifest.layouts"),
-    "huge layout": (ranges(EXPERT_TABLE, 0, layout=2**32 - 1), InvalidError, "manifest.layouts"),
-    "layout of another record": (ranges(DENSE_TABLE, 1, layout=0), InvalidError, "dense_table.ranges[1]"),
-    "counts": (lambda draft: draft.change_table(EXPERT_TABLE, moved), InvalidError, "expert_table.ranges[0]"),
+    "huge record": (ranges(EXPERT_TABLE, 0, record_length=2**64 - 1), LimitError, "TAB-008", "expert_table.ranges[0]"),
+    "base": (ranges(EXPERT_TABLE, 1, base=4096), InvalidError, "TAB-009", "expert_table.ranges[1].base"),
+    "base beyond": (ranges(EXPERT_TABLE, 1, base=2**64 - 1), InvalidError, "TAB-009", "expert_table.ranges[1].base"),
+    "first base": (ranges(DENSE_TABLE, 0, base=4096), InvalidError, "TAB-009", "dense_table.ranges[0].base"),
+    "record length": (
+        ranges(EXPERT_TABLE, 0, record_length=8192),
+        InvalidError,
+        "TAB-010",
+        "expert_table.ranges[0].record_length",
+    ),
+    "record too short": (
+        ranges(DENSE_TABLE, 1, record_length=4096),
+        InvalidError,
+        "TAB-010",
+        "dense_table.ranges[1].record_length",
+    ),
+    "no record length": (
+        ranges(EXPERT_TABLE, 0, record_length=0),
+        InvalidError,
+        "TAB-010",
+        "expert_table.ranges[0].record_length",
+    ),
+    "record at the limit": (
+        ranges(EXPERT_TABLE, 0, record_length=MAX_RECORD_LENGTH),
+        InvalidError,
+        "TAB-010",
+        "expert_table.ranges[0].record_length",
+    ),
+    "layout of another record": (
+        ranges(DENSE_TABLE, 1, layout=0),
+        InvalidError,
+        "TAB-010",
+        "dense_table.ranges[1].record_length",
+    ),
 }
 
 
-@pytest.mark.parametrize(("change", "kind", "path"), TABLES.values(), ids=TABLES)
-def test_rule_of_the_tables(change: Change, kind: type[EmoeError], path: str) -> None:
-    assert refused(change, kind).path == path
+@pytest.mark.parametrize(("change", "kind", "rule", "path"), TABLES.values(), ids=TABLES)
+def test_rule_of_the_tables(change: Change, kind: type[EmoeError], rule: str, path: str) -> None:
+    assert refused(change, kind, rule).path == path
+
+
+def test_table_that_cannot_be_decoded_is_placed_where_its_section_begins() -> None:
+    draft = Draft()
+    draft.section(EXPERT_TABLE).data += b"\0"
+    data = draft.seal()
+    with open_package(data) as package, pytest.raises(MalformedError) as caught:
+        assert package.experts.table.ranges
+    error = caught.value
+    assert (error.rule, error.path) == ("EMOE-TAB-003", "expert_table")
+    assert error.offset == data.rindex(TABLE_MAGIC)
 
 
 def test_section_longer_than_its_table() -> None:
     def longer(draft: Draft) -> None:
         draft.section(SectionType.EXPERTS).data += bytes(4096)
 
-    assert refused(longer, InvalidError).path == "expert_table"
+    assert refused(longer, InvalidError, "TAB-011").path == "expert_table"
 
 
 @pytest.mark.parametrize("section_type", [SectionType.DENSE, SectionType.EXPERTS])
@@ -191,7 +260,7 @@ def test_section_digest_is_over_the_digests_of_its_records(section_type: Section
     def other(draft: Draft) -> None:
         draft.section(section_type).sha256 = bytes(32)
 
-    assert refused(other, IntegrityError).path == SectionType(section_type + 1).name.lower()
+    assert refused(other, IntegrityError, "TAB-012").path == SectionType(section_type + 1).name.lower()
 
 
 def layouts(change: Callable[[list[RecordLayout]], Any]) -> Change:
@@ -212,39 +281,54 @@ def set_tensor(index: int, **changes: Any) -> Callable[[list[RecordLayout]], Any
     return change
 
 
-LAYOUTS: dict[str, Change] = {
-    "unused": layouts(lambda each: each.append(set_fields(each[0], matrices=()))),
-    "payload": layouts(lambda each: each.__setitem__(0, set_fields(each[0], payload_length=1))),
-    "tensor moved": layouts(set_tensor(1, offset=64)),
-    "tensor renamed": layouts(set_tensor(1, name="other")),
-    "tensor reshaped": layouts(set_tensor(1, shape=(16,))),
-    "tensor of another type": layouts(set_tensor(3, dtype="i8")),
-    "tensor past the payload": layouts(set_tensor(1, offset=1 << 40)),
-    "matrix of another width": layouts(
-        lambda each: each.__setitem__(
-            3, set_fields(each[3], matrices=(set_fields(each[3].matrices[0], columns=31), *each[3].matrices[1:]))
-        )
+def set_matrix(index: int, **changes: Any) -> Callable[[list[RecordLayout]], Any]:
+    def change(each: list[RecordLayout]) -> None:
+        first, *others = each[index].matrices
+        each[index] = set_fields(each[index], matrices=(set_fields(first, **changes), *others))
+
+    return change
+
+
+LAYOUTS: dict[str, tuple[Change, str, str]] = {
+    "payload": (
+        layouts(lambda each: each.__setitem__(0, set_fields(each[0], payload_length=1))),
+        "LAY-001",
+        "[0].payload_length",
     ),
-    "matrix missing": layouts(lambda each: each.__setitem__(1, set_fields(each[1], matrices=each[1].matrices[1:]))),
-    "no embedding": layouts(lambda each: each.__setitem__(0, set_fields(each[0], matrices=()))),
-    "router not f32": layouts(
-        lambda each: each.__setitem__(
-            1, set_fields(each[1], matrices=(set_fields(each[1].matrices[0], encoding="w8"), *each[1].matrices[1:]))
-        )
+    "tensor past the payload": (layouts(set_tensor(1, offset=1 << 40)), "LAY-001", "[1].payload_length"),
+    "unused": (layouts(lambda each: each.append(set_fields(each[0], matrices=()))), "LAY-002", ""),
+    "more rows than sums have room for": (layouts(set_matrix(3, rows=MAX_INTEGER_ROWS + 1)), "LAY-003", "[3].gate"),
+    "rows at the limit": (layouts(set_matrix(3, rows=MAX_INTEGER_ROWS)), "LAY-005", "[3]"),
+    "many rows of f32": (layouts(set_matrix(1, encoding="f32", rows=MAX_INTEGER_ROWS + 1)), "LAY-005", "[1]"),
+    "many rows of an embedding": (layouts(set_matrix(0, rows=MAX_INTEGER_ROWS + 1)), "LAY-005", "[0]"),
+    "no embedding": (
+        layouts(lambda each: each.__setitem__(0, set_fields(each[0], matrices=()))),
+        "LAY-004",
+        "[0]",
     ),
+    "embedding in groups": (layouts(set_matrix(0, encoding="w4g32")), "LAY-004", "[0]"),
+    "tensor moved": (layouts(set_tensor(1, offset=64)), "LAY-005", "[1]"),
+    "tensor renamed": (layouts(set_tensor(1, name="other")), "LAY-005", "[1]"),
+    "tensor reshaped": (layouts(set_tensor(1, shape=(16,))), "LAY-005", "[1]"),
+    "tensor of another type": (layouts(set_tensor(3, dtype="i8")), "LAY-005", "[3]"),
+    "matrix of another width": (layouts(set_matrix(3, columns=31)), "LAY-005", "[3]"),
+    "matrix missing": (
+        layouts(lambda each: each.__setitem__(1, set_fields(each[1], matrices=each[1].matrices[1:]))),
+        "LAY-005",
+        "[1]",
+    ),
+    "router not f32": (layouts(set_matrix(1, encoding="w8")), "LAY-005", "[1]"),
 }
 
 
-@pytest.mark.parametrize("change", LAYOUTS.values(), ids=LAYOUTS)
-def test_rule_of_the_layouts(change: Change) -> None:
-    error = refused(change, InvalidError)
-    assert error.path is not None
-    assert error.path.startswith("manifest.layouts")
+@pytest.mark.parametrize(("change", "rule", "path"), LAYOUTS.values(), ids=LAYOUTS)
+def test_rule_of_the_layouts(change: Change, rule: str, path: str) -> None:
+    assert refused(change, InvalidError, rule).path == f"manifest.layouts{path}"
 
 
 def test_model_and_layouts_disagree() -> None:
     blocks = (set_fields(BLOCK, intermediate=64),)
-    error = refused(lambda draft: draft.change_model(expert_blocks=blocks), InvalidError)
+    error = refused(lambda draft: draft.change_model(expert_blocks=blocks), InvalidError, "LAY-005")
     assert error.path == "manifest.layouts[3]"
 
 
@@ -255,7 +339,7 @@ def test_arena_smaller_than_its_banks() -> None:
             device_configurations=(*draft.manifest.device_configurations, choice)
         )
 
-    error = refused(configured(4 * 4096 - 1), InvalidError)
+    error = refused(configured(4 * 4096 - 1), InvalidError, "CFG-001")
     assert error.path == "manifest.device_configurations[1].arena_bytes"
     assert "its banks take 16384" in str(error)
     draft = Draft()
@@ -291,5 +375,5 @@ def test_a_table_of_too_many_empty_ranges_is_refused_by_its_count() -> None:
         section = draft.section(EXPERT_TABLE)
         section.data = header + RecordRange(0, 4096, 0, 0).encode() * (MAX_RANGES + 1)
 
-    error = refused(change, LimitError)
-    assert str(error) == "1027 ranges, the limit is 1026 (at expert_table)"
+    error = refused(change, LimitError, "TAB-002")
+    assert (error.message, error.path) == ("1027 ranges, the limit is 1026", "expert_table")

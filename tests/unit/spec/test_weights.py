@@ -144,27 +144,32 @@ def test_legal_values_pass(encoding: Encoding) -> None:
 def test_scales_are_judged(encoding: Encoding, scale: float) -> None:
     parts = _parts(encoding)
     parts["scale"][1] = scale
-    assert weights.invalid_values(encoding, parts, 40) == "a scale is negative or not finite"
+    message = "a scale is negative or not finite, expected 0 or a finite number above it"
+    assert weights.invalid_values(encoding, parts, 40) == ("EMOE-REC-006", message)
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_plain_weights_are_judged(value: float) -> None:
     parts = _parts("f32")
     parts[""][3, 1] = value
-    assert weights.invalid_values("f32", parts, 40) == "a weight is not finite"
+    assert weights.invalid_values("f32", parts, 40) == (
+        "EMOE-REC-005",
+        "a weight is not finite, expected finite numbers",
+    )
 
 
 def test_the_integer_without_a_negative_is_refused() -> None:
     parts = _parts("w8")
     parts[""][3, 1] = -128
-    assert weights.invalid_values("w8", parts, 40) == "a weight is -128, expected -127 to 127"
+    assert weights.invalid_values("w8", parts, 40) == ("EMOE-REC-007", "a weight is -128, expected -127 to 127")
 
 
 @pytest.mark.parametrize("multiplier", [0, 16, -16, -128])
 def test_multipliers_are_judged(multiplier: int) -> None:
     parts = _parts("w4g32")
     parts["multipliers"][1, 2] = multiplier
-    assert weights.invalid_values("w4g32", parts, 40) == "a multiplier is zero or beyond 15 in size"
+    message = "a multiplier is 0 or beyond 15 in size, expected 1 to 15"
+    assert weights.invalid_values("w4g32", parts, 40) == ("EMOE-REC-008", message)
 
 
 @pytest.mark.parametrize(("row", "bits"), [(24, 0x01), (24, 0x10), (31, 0x01), (16, 0x10)])
@@ -172,7 +177,8 @@ def test_padding_is_judged(row: int, bits: int) -> None:
     # 40 rows: of the second group, rows 0..7 hold weights (low nibbles of bytes 16..23) and rows 8..31 are padding.
     parts = _parts("w4g32")
     parts["nibbles"][row, 1] ^= bits
-    assert weights.invalid_values("w4g32", parts, 40) == "padding beyond the last row is not zero"
+    message = "padding beyond the last row is not 8, expected 8"
+    assert weights.invalid_values("w4g32", parts, 40) == ("EMOE-REC-009", message)
 
 
 def test_activations_round_half_to_even_around_128() -> None:
