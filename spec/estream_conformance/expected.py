@@ -1,0 +1,87 @@
+"""What a loader must print of an accepted package. LOADER-CLI.md section 3."""
+
+from __future__ import annotations
+
+import json
+import struct
+from hashlib import sha256
+from typing import Any
+
+from estream_conformance.builder import ENTRY, SUPERBLOCK, Sealed, Values
+from estream_spec.constants import KNOWN_SECTIONS, Algorithm, SectionFlag, SectionType
+
+_NAMELESS = {"magic", "reserved", "reserved_too", "content"}
+
+
+def expected_json(sealed: Sealed, signatures: list[Values], configurations: list[Values]) -> str:
+    """The line for a package.
+
+    Args:
+        sealed: the package.
+        signatures: fields of its signatures, in the order of the directory.
+        configurations: its device configurations outside the manifest, in the order in which they are to be given.
+    """
+    entries = [{name: each.get(name, 0) for name in ENTRY if name not in _NAMELESS} for each in sealed.entries]
+    for entry, own in zip(entries, sealed.entries, strict=True):
+        plain = own["type"] in KNOWN_SECTIONS and own["type"] != SectionType.FREE
+        whole = plain and not own["flags"] & SectionFlag.RECORDS
+        entry["content_sha256"] = sha256(own["content"]).digest() if whole else None
+    manifest = _filled(sealed.draft.manifest)
+    manifest["content_id"] = sealed.draft.content_id()
+    layouts = manifest["layouts"]
+    value = {
+        "file_id": sealed.file_id,
+        "superblock": {name: sealed.superblock[name] for name in SUPERBLOCK if name not in _NAMELESS},
+        "sections": entries,
+        "manifest": manifest,
+        "device_configurations": configurations,
+        "signatures": [each for each in signatures if each["algorithm"] == Algorithm.ED25519],
+        "dense": _records(sealed.records[SectionType.DENSE], layouts),
+        "experts": _records(sealed.records[SectionType.EXPERTS], layouts),
+    }
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _records(ranges: list[list[Values]], layouts: list[Values]) -> list[list[Values]]:
+    return [[_record(each, layouts[each["layout"]]) for each in records] for records in ranges]
+
+
+def _record(record: Values, layout: Values) -> Values:
+    tensors = []
+    for tensor in layout["tensors"]:
+        length = 4 if tensor["dtype"] == "f32" else 1
+        for dimension in tensor["shape"]:
+            length *= dimension
+        data = record["payload"][tensor["offset"] :][:length]
+        place = {"name": tensor["name"], "offset": record["offset"] + tensor["offset"]}
+        tensors.append({**place, "sha256": sha256(data).digest()})
+    kept = {name: record[name] for name in ("offset", "length", "checksum", "sha256", "layout")}
+    return {**kept, "tensors": tensors}
+
+
+def _filled(manifest: Values) -> Values:
+    """The manifest with every key that was left out at its default."""
+    model: Values = {"tied_head": False, "begin_token": None, "end_tokens": [], **manifest["model"]}
+    model["attentions"] = [{"qk_norm": "none", "clip_qkv": None, **each} for each in model["attentions"]]
+    model["expert_blocks"] = [{"activation": "silu", **each} for each in model["expert_blocks"]]
+    return {
+        **manifest,
+        "model": model,
+        "layouts": [{"kind": 1, **each} for each in manifest["layouts"]],
+        "provenance": {"licence": "", "sources": [], **manifest["provenance"]},
+        "extensions": [list(pair) for pair in manifest.get("extensions", {}).items()],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: bytes and floats as hexadecimal digits."""
+    match value:
+        case bytes() | bytearray():
+            return bytes(value).hex()
+        case float():
+            return struct.pack(">d", value).hex()
+        case dict():
+            return {key: _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+    return value

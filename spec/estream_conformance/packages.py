@@ -1,0 +1,245 @@
+"""The packages that cases start from. FORMAT.md sections 7, 8 and 10.
+
+Weights are any legal numbers, graphs and documents a few bytes of text: no loader has to look inside them to judge a
+package.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from estream_conformance.builder import Draft, Range, Section, Values, round_up
+from estream_spec.constants import SectionType
+
+TOKENIZER: Final = b'{"version":"1.0"}'
+CHAT_TEMPLATE: Final = "{{ messages }} \N{SNOWMAN}".encode()
+GROUPS: Final = {"w4g32": 32, "w4g64": 64}
+ROLES: Final = ("qkv", "attend", "out", "expert", "head")
+Shapes = dict[str, tuple[int, int]]
+
+
+def smallest_model() -> Values:
+    """One layer with one expert, as narrow as can be."""
+    return {
+        "family": "f",
+        "hidden": 1,
+        "vocabulary": 1,
+        "context_length": 1,
+        "norm_epsilon": 0.0,
+        "layers": [{"attention": 0, "experts": 0}],
+        "attentions": [{"heads": 1, "key_value_heads": 1, "head_dim": 2, "rotary": {"theta": 1.0}}],
+        "expert_blocks": [{"experts": 1, "intermediate": 1, "router": {"family": "softmax-topk", "top_k": 1}}],
+    }
+
+
+def full_model() -> Values:
+    """Two layers of different shape classes, with every choice that the smallest one leaves at its default."""
+    plain = {"heads": 4, "key_value_heads": 2, "head_dim": 6, "rotary": {"theta": 10000.0}}
+    return {
+        "family": "full",
+        "hidden": 34,
+        "vocabulary": 9,
+        "context_length": 64,
+        "norm_epsilon": 1e-5,
+        "layers": [{"attention": 0, "experts": 1}, {"attention": 1, "experts": 0}, {"attention": 0, "experts": 0}],
+        "attentions": [plain, {**plain, "head_dim": 4, "qk_norm": "full", "clip_qkv": 8.0}],
+        "expert_blocks": [
+            {"experts": 3, "intermediate": 6, "router": {"family": "softmax-topk-renormalise", "top_k": 2}},
+            {"experts": 2, "intermediate": 40, "router": {"family": "softmax-topk", "top_k": 1}},
+        ],
+        "begin_token": 8,
+        "end_tokens": [0, 7],
+    }
+
+
+def smallest() -> Draft:
+    """The smallest package there is: all weights f32, no document."""
+    return draft(smallest_model())
+
+
+def full() -> Draft:
+    """A package that has everything: quantised weights, both documents, two sets of graphs."""
+    encodings = {
+        "embedding": "w8",
+        **dict.fromkeys(("q", "k", "v", "o"), "w8"),
+        "head": "w4g64",
+        **dict.fromkeys(("gate", "up", "down"), "w4g32"),
+    }
+    made = draft(full_model(), encodings, activations="dynamic-int8")
+    made.manifest["provenance"] = {
+        "writer": "suite 1",
+        "licence": "Apache-2.0",
+        "sources": [{"name": "config.json", "length": 2, "sha256": bytes(range(32))}],
+    }
+    made.manifest["extensions"] = {"a.example": b"\0\1", "b.example": b""}
+    manifest = made.sections.pop()
+    made.sections += [
+        Section(SectionType.TOKENIZER, TOKENIZER),
+        Section(SectionType.CHAT_TEMPLATE, CHAT_TEMPLATE),
+        manifest,
+    ]
+    return made
+
+
+def draft(
+    model: Values, encodings: dict[str, str] | None = None, *, activations: str = "f32", page_shift: int = 12
+) -> Draft:
+    """A package of a model.
+
+    Args:
+        model: the model description.
+        encodings: of matrices, by name; `f32` where there is none.
+        activations: of its graphs.
+        page_shift: of its pages.
+    """
+    given = encodings or {}
+    dense = [embedding_layout(model, given)]
+    dense += [layer_layout(model, number, given) for number in range(len(model["layers"]))]
+    dense += [final_layout(model, given)]
+    blocks = [model["expert_blocks"][layer["experts"]] for layer in model["layers"]]
+    experts = [expert_layout(model, block, given) for block in blocks]
+    layouts: list[Values] = []
+    for layout in [*dense, *experts]:
+        if layout not in layouts:
+            layouts.append(layout)
+    tables = {
+        SectionType.DENSE: [Range(layouts.index(each), [payload(each)]) for each in dense],
+        SectionType.EXPERTS: [
+            Range(layouts.index(each), [payload(each, number) for number in range(block["experts"])])
+            for each, block in zip(experts, blocks, strict=True)
+        ],
+    }
+    graphs = graphs_of(model, given, activations)
+    longest = max(round_up(each["payload_length"], 1 << page_shift) for each in experts)
+    manifest = {
+        "name": "n",
+        "content_id": None,
+        "model": model,
+        "layouts": layouts,
+        "graphs": graphs,
+        "device_configurations": [
+            {"name": "generic", "arena_bytes": longest, "group_size": 1, "prefetch_depth": 0},
+        ],
+        "provenance": {"writer": "w"},
+    }
+    sections = [
+        Section(SectionType.DENSE, alignment_shift=page_shift),
+        Section(SectionType.EXPERTS, alignment_shift=page_shift),
+        Section(SectionType.DENSE_TABLE),
+        Section(SectionType.EXPERT_TABLE),
+        *(Section(SectionType.GRAPH, b"graph %d" % each["section"], id=each["section"]) for each in graphs),
+        Section(SectionType.MANIFEST),
+    ]
+    return Draft(manifest, {int(key): value for key, value in tables.items()}, sections, page_shift)
+
+
+def graphs_of(model: Values, encodings: dict[str, str], activations: str) -> list[Values]:
+    """The manifest's graphs: for each role and shape class what its matrices' encoding asks for."""
+    pairs = []
+    for layer in model["layers"]:
+        if (pair := (layer["attention"], layer["experts"])) not in pairs:
+            pairs.append(pair)
+    attentions, blocks = len(model["attentions"]), len(model["expert_blocks"])
+    counts = {"qkv": attentions, "attend": attentions, "out": len(pairs), "expert": blocks, "head": 1}
+    tied = model.get("tied_head", False)
+    matrix = {"qkv": "q", "out": "o", "expert": "gate", "head": "embedding" if tied else "head"}
+    graphs: list[Values] = []
+    for role in ROLES:
+        quantised = encodings.get(matrix.get(role, ""), "f32") != "f32"
+        kinds = [("f32", "f32")]
+        if quantised:
+            kinds = [("int8", activations)] + ([("uint8", activations)] if activations != "f32" else [])
+        for shape_class in range(counts[role]):
+            for weights, own in kinds:
+                graph = {"section": len(graphs), "target": "portable", "role": role, "shape_class": shape_class}
+                graphs.append({**graph, "weights": weights, "activations": own})
+    return graphs
+
+
+def embedding_layout(model: Values, encodings: dict[str, str]) -> Values:
+    """The record of the embedding."""
+    return plan({"embedding": (model["vocabulary"], model["hidden"])}, encodings)
+
+
+def layer_layout(model: Values, number: int, encodings: dict[str, str]) -> Values:
+    """The dense record of a layer."""
+    layer, hidden = model["layers"][number], model["hidden"]
+    attention, block = model["attentions"][layer["attention"]], model["expert_blocks"][layer["experts"]]
+    queries = attention["heads"] * attention["head_dim"]
+    keys = attention["key_value_heads"] * attention["head_dim"]
+    vectors = {"attention_norm": hidden, "expert_norm": hidden}
+    if attention.get("qk_norm") == "full":
+        vectors |= {"q_norm": queries, "k_norm": keys}
+    shapes = {
+        "router": (hidden, block["experts"]),
+        "q": (hidden, queries),
+        "k": (hidden, keys),
+        "v": (hidden, keys),
+        "o": (queries, hidden),
+    }
+    return plan(shapes, encodings, vectors)
+
+
+def final_layout(model: Values, encodings: dict[str, str]) -> Values:
+    """The last dense record."""
+    shapes = {} if model.get("tied_head") else {"head": (model["hidden"], model["vocabulary"])}
+    return plan(shapes, encodings, {"final_norm": model["hidden"]})
+
+
+def expert_layout(model: Values, block: Values, encodings: dict[str, str]) -> Values:
+    """The record of an expert."""
+    hidden, inner = model["hidden"], block["intermediate"]
+    return plan({"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}, encodings)
+
+
+def plan(shapes: Shapes, encodings: dict[str, str], vectors: dict[str, int] | None = None) -> Values:
+    """A layout of kind 1."""
+    matrices, parts = [], [(name, "f32", [length]) for name, length in (vectors or {}).items()]
+    for name, (rows, columns) in shapes.items():
+        encoding = encodings.get(name, "f32")
+        matrices.append({"name": name, "encoding": encoding, "rows": rows, "columns": columns})
+        parts += parts_of(name, encoding, rows, columns)
+    tensors, end = [], 0
+    for name, dtype, shape in parts:
+        offset = round_up(end, 128)
+        tensors.append({"name": name, "dtype": dtype, "shape": shape, "offset": offset})
+        end = offset + bytes_of(dtype, shape)
+    return {"payload_length": end, "matrices": matrices, "tensors": tensors}
+
+
+def parts_of(name: str, encoding: str, rows: int, columns: int) -> list[tuple[str, str, list[int]]]:
+    """Name, dtype and shape of what a matrix is stored as."""
+    if encoding == "f32":
+        return [(name, "f32", [rows, columns])]
+    scale = (f"{name}.scale", "f32", [rows if name == "embedding" else columns])
+    if encoding == "w8":
+        return [(name, "i8", [rows, columns]), scale]
+    group = GROUPS[encoding]
+    padded = round_up(rows, group)
+    nibbles = (f"{name}.nibbles", "u8", [padded // 2, columns])
+    return [nibbles, (f"{name}.multipliers", "i8", [padded // group, columns]), scale]
+
+
+def bytes_of(dtype: str, shape: list[int]) -> int:
+    """Bytes of a tensor."""
+    length = 4 if dtype == "f32" else 1
+    for dimension in shape:
+        length *= dimension
+    return length
+
+
+def payload(layout: Values, number: int = 0) -> bytearray:
+    """A record's payload: legal numbers, other ones for each record."""
+    data = bytearray(layout["payload_length"])
+    for tensor in layout["tensors"]:
+        length = bytes_of(tensor["dtype"], tensor["shape"])
+        kind = tensor["name"].partition(".")[2]
+        if tensor["dtype"] == "f32":
+            filled = struct.pack("<f", 0.5 + number) * (length // 4)
+        elif kind == "nibbles":
+            filled = b"\x88" * length  # 0 everywhere, padding rows included
+        else:
+            filled = bytes([1 + number % 15]) * length
+        data[tensor["offset"] : tensor["offset"] + length] = filled
+    return data

@@ -1,0 +1,117 @@
+"""One vector: a file and the one right answer to it, as text.
+
+A vector stands in a file of its name. Header lines `key: value`, an empty line, then the lines of 32 bytes in which the
+file differs from its base (from zeros where it has none): offset and bytes, hexadecimal. So a bad file shows
+its fault beside what mends the digests around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from estream_conformance.image import Image
+
+FOLDER: Final = Path(__file__).parent / "vectors"
+SUFFIX: Final = ".vector"
+MAX_HASHED: Final = 1 << 24
+"""No digest is given of longer files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vector:
+    """A file and its answer.
+
+    Attributes:
+        name: what is special about it, in a few words joined by `_`.
+        about: the same as a sentence.
+        refused_as: class of the refusal; None where the file must be accepted.
+        rule: id of the rule that is broken; None where the file must be accepted.
+        neighbours: of a refused file the accepted one that it differs from in little but its fault.
+        features: what a loader needs to be asked, LOADER-CLI.md section 4.
+        arguments: options behind the path; `{detached}` stands for the name of a file that holds `detached`.
+        detached: a detached signature.
+        image: the file.
+        json: what a loader must print of an accepted file.
+    """
+
+    name: str
+    about: str
+    image: Image
+    refused_as: str | None = None
+    rule: str | None = None
+    base: str | None = None
+    features: frozenset[str] = frozenset()
+    arguments: tuple[str, ...] = ()
+    detached: bytes | None = None
+    json: str | None = field(default=None, repr=False)
+
+
+def encode_vector(vector: Vector, bases: Mapping[str, Image], *, with_lines: bool = True) -> str:
+    """The vector's text.
+
+    Args:
+        vector: what to write.
+        bases: files by name; `vector.base` is one of them, or None.
+        with_lines: give the file's bytes; without, only its length and its digest, and it has to be made.
+    """
+    header = {
+        "about": vector.about,
+        "answer": "accepted" if vector.rule is None else f"{vector.refused_as} {vector.rule}",
+        "features": " ".join(sorted(vector.features)),
+        "arguments": " ".join(vector.arguments),
+        "detached": (vector.detached or b"").hex(),
+        "base": vector.base or "",
+        "length": str(vector.image.length),
+        "sha256": vector.image.digest() if vector.image.length <= MAX_HASHED else "",
+        "bytes": "" if with_lines else "made by the suite",
+        "json": vector.json or "",
+    }
+    lines = vector.image.over(bases[vector.base] if vector.base else Image(0, {})) if with_lines else {}
+    return "\n".join(
+        [
+            *(f"{key}: {value}" for key, value in header.items() if value),
+            "",
+            *(f"{at:08x} {line.hex()}" for at, line in lines.items()),
+            "",
+        ]
+    )
+
+
+def decode_header(text: str) -> dict[str, str]:
+    """Keys and values of a vector's header."""
+    header, _, _ = text.partition("\n\n")
+    return {key: value for key, _, value in (line.partition(": ") for line in header.splitlines())}
+
+
+def decode_vector(name: str, text: str, bases: Mapping[str, Image], made: Image | None = None) -> Vector:
+    """The vector a text describes.
+
+    Args:
+        name: the vector's.
+        text: the text.
+        bases: files by name.
+        made: the file, where the text does not give its bytes.
+    """
+    header = decode_header(text)
+    _, _, body = text.partition("\n\n")
+    image = made
+    if image is None:
+        base = bases[header["base"]] if "base" in header else Image(0, {})
+        pairs = (line.split() for line in body.splitlines())
+        image = base.patched(int(header["length"]), {int(at, 16): bytes.fromhex(data) for at, data in pairs})
+    refused_as, _, rule = header["answer"].partition(" ")
+    return Vector(
+        name=name,
+        about=header["about"],
+        image=image,
+        refused_as=refused_as if rule else None,
+        rule=rule or None,
+        base=header.get("base"),
+        features=frozenset(header.get("features", "").split()),
+        arguments=tuple(header.get("arguments", "").split()),
+        detached=bytes.fromhex(header["detached"]) if "detached" in header else None,
+        json=header.get("json"),
+    )
