@@ -1,5 +1,6 @@
 """The tables of FORMAT.md say what the code does."""
 
+import re
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -11,12 +12,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from estream_conformance.packages import smallest
+from estream_conformance.walkthrough import annex
 from estream_spec import constants, errors, graph_interface, limits, manifest, model, records, weights
 from estream_spec.constants import FLAGS
 from estream_spec.container import AT_MOST_ONE, SINGLE
 from estream_spec.errors import MalformedError
 from estream_spec.graph_interface import VARIANTS
 from estream_spec.manifest import content_id
+from estream_spec.rulebook import RULES
 
 TEXT = (Path(__file__).parents[3] / "spec" / "FORMAT.md").read_text(encoding="utf-8")
 Row = dict[str, str]
@@ -63,14 +67,16 @@ RECORDS: dict[str, tuple[int, Callable[..., bytes]]] = {
     "5.1": (records.TABLE_HEADER.size, records.TABLE_HEADER.pack),
     "5.2": (records.RecordRange.SIZE, encoder_of(records.RecordRange)),
     "5.3": (records.RECORD_DIGEST.size, records.RECORD_DIGEST.pack),
+    "9.5": (records.Signature.SIZE, encoder_of(records.Signature)),
 }
 """Size and encoder of the record that a section's table describes."""
-BYTES = {"magic", "sha256", "directory_sha256"}
+BYTES = {"magic", "sha256", "directory_sha256", "public_key", "signature"}
 """Fields that are bytes and not numbers."""
 CLASSES: dict[str, type[Any]] = {
     "3.1": records.Superblock,
     "4.2": records.DirectoryEntry,
     "5.2": records.RecordRange,
+    "9.5": records.Signature,
 }
 
 
@@ -109,7 +115,7 @@ def test_records_have_the_names_of_the_table(number: str) -> None:
     assert names == [each.name for each in fields(CLASSES[number])]
 
 
-@pytest.mark.parametrize("number", ["4.2", "5.2"])
+@pytest.mark.parametrize("number", ["4.2", "5.2", "9.5"])
 def test_reserved_bytes_are_refused(number: str) -> None:
     for name, offset, size in described(number):
         if name == "reserved":
@@ -146,6 +152,10 @@ def test_section_types_are_those_of_the_code() -> None:
         assert set(row["flags"].split(", ")) == flags, row
         number = "one" if section in SINGLE else "at most one" if section in AT_MOST_ONE else "any"
         assert row["number"] == number, row
+
+
+def test_algorithms_are_those_of_the_code() -> None:
+    assert [int(row["meaning"][0]) for row in table("9.5") if row["name"] == "algorithm"] == list(constants.Algorithm)
 
 
 def test_section_flags_are_those_of_the_code() -> None:
@@ -306,6 +316,10 @@ def test_preimages_have_the_stated_lengths() -> None:
     content = [int(row["bytes"]) for row in table("9.2")]
     assert content[0] == len(constants.CONTENT_ID_CONTEXT)
     assert f"SHA-256 of {sum(content)} bytes" in TEXT
+    message = records.Signature(constants.SIGNATURE_MAGIC, 1, 2, bytes(32), bytes(64)).message(bytes(32))
+    assert int(table("9.5", 1)[0]["bytes"]) == len(constants.SIGNATURE_CONTEXT)
+    assert f"The message is {len(message)} bytes" in TEXT
+    assert sum(int(row["bytes"]) for row in table("9.5", 1)) == len(message)
     # One digest for the model, two for each table, one for each document.
     assert content_id.__annotations__.keys() == {"model", "layouts", "dense", "experts", "documents", "return"}
     assert len(content) == 1 + 1 + 2 * 2 + 2
@@ -356,3 +370,30 @@ def dimension(text: str) -> int | str:
 def test_graph_kinds_are_those_of_the_code() -> None:
     stated = {(row["activations"], row["weights"]) for row in table("10.2")}
     assert stated == set(graph_interface.COMBINATIONS) == set().union(*VARIANTS)
+
+
+RULE = re.compile(r"EMOE-[A-Z]{3}-\d{3}")
+NORMATIVE = TEXT.partition("\n## 14. ")[0] + TEXT.partition("\n## Annex A. ")[2].partition("\n## Annex B. ")[0]
+"""What binds: sections 1 to 13 and annex A."""
+CITED = set(RULE.findall("\n".join(line for line in NORMATIVE.splitlines() if not line.startswith("|"))))
+"""Ids in sentences, not in the table of section 9.4."""
+
+
+def test_order_of_checks_is_that_of_the_code() -> None:
+    assert [(row["rule"], row["class"]) for row in table("9.4")] == [(rule, kind.slug) for rule, kind in RULES.items()]
+
+
+def test_every_rule_stands_in_a_sentence() -> None:
+    assert set(RULES) <= CITED
+
+
+def test_every_normative_paragraph_names_its_rule() -> None:
+    paragraphs = re.split(r"\n\n|\n(?=- |\d+\. |\|)", NORMATIVE.partition("### 1.2")[2])
+    binding = [each for each in paragraphs if re.search(r"\b(MUST|SHOULD)\b", each)]
+    assert len(binding) > 90
+    assert [each for each in binding if not RULE.search(each)] == []
+
+
+def test_the_walk_through_shows_the_smallest_package() -> None:
+    assert TEXT.partition("\n## Annex B. ")[2].partition("\n\n")[2].partition("\n\n")[2] == annex()
+    assert f"{len(smallest().seal().data):,} bytes" in TEXT

@@ -1,0 +1,70 @@
+"""Rules about conduct, which no file can break, and the tests that hold the project to each."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from estream_spec.rulebook import RULES
+
+ROOT = Path(__file__).parents[3]
+TESTS = ROOT / "tests"
+CONDUCT = {
+    "EMOE-EDT-001": ["unit/packer/test_editing.py"],
+    "EMOE-EDT-002": ["unit/packer/test_editing.py"],
+    "EMOE-EDT-003": ["unit/packer/test_editing.py"],
+    "EMOE-EDT-004": ["unit/packer/test_editing.py"],
+    "EMOE-GRA-006": ["unit/runtime/test_backends.py::test_a_graph_of_another_interface_is_refused"],
+    "EMOE-NUM-001": ["unit/runtime/test_backends.py::test_signed_weights_are_used_only_where_they_are_exact"],
+    "EMOE-NUM-002": ["unit/runtime/test_session.py::test_results_do_not_depend_on_arena_or_groups_or_policy"],
+    "EMOE-NUM-003": [
+        "unit/runtime/test_routing.py::test_a_score_that_is_not_finite_is_refused",
+        "unit/runtime/test_session.py::test_numbers_that_overflow_are_named_with_their_layer",
+    ],
+    "EMOE-RDR-001": ["unit/spec/test_limits.py::test_sums_and_products_of_legal_values_fit_64_bits"],
+    "EMOE-RDR-002": ["unit/loader/test_source.py::test_trailing_bytes_are_ignored"],
+    "EMOE-RDR-003": [
+        "unit/loader/test_dense.py::test_embedding_is_proven_before_its_first_row",
+        "unit/loader/test_dense.py::test_embedding_rows_that_change_after_they_were_proven",
+    ],
+    "EMOE-RDR-004": ["unit/spec/test_container.py::test_one_damaged", "unit/packer/test_editing.py"],
+    "EMOE-RDR-005": ["unit/spec/test_container.py::test_unknown_sections_are_skipped"],
+    "EMOE-RDR-006": ["unit/spec/test_manifest.py"],
+    "EMOE-RDR-007": ["unit/loader/test_pager.py::test_damaged_record_is_not_published"],
+    "EMOE-RDR-008": ["property/test_mutations.py", "unit/spec/test_limits.py"],
+    "EMOE-RDR-009": ["unit/loader/test_package.py::test_opening_reads_superblocks_directory_and_manifest_only"],
+    "EMOE-RDR-010": ["conformance/test_loader.py"],
+    "EMOE-RDR-011": ["conformance/test_loader.py"],
+    "EMOE-RDR-012": ["unit/loader/test_trust.py"],
+    "EMOE-RDR-013": ["unit/loader/test_trust.py"],
+    "EMOE-RDR-014": ["unit/loader/test_trust.py"],
+    "EMOE-RDR-015": ["unit/spec/test_container.py::test_optional_features_and_minor_versions_are_ignored"],
+    "EMOE-WRI-001": ["unit/packer/test_writer.py::test_a_package_is_laid_out_as_the_format_says"],
+    "EMOE-WRI-002": [
+        "unit/packer/test_build.py::test_the_manifest_says_where_the_package_came_from_and_nothing_of_this_machine"
+    ],
+    "EMOE-WRI-003": ["unit/packer/test_graphs.py::test_a_graph_is_the_same_bytes_every_time_and_standard"],
+    "EMOE-WRI-004": ["unit/packer/test_writer.py::test_a_package_is_laid_out_as_the_format_says"],
+}
+
+
+@cache
+def tests_of(path: str) -> frozenset[str]:
+    """Names of the test functions in a file."""
+    tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def test_every_rule_of_conduct_is_held_to_by_a_test() -> None:
+    text = (ROOT / "spec" / "FORMAT.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\[(EMOE-[A-Z]{3}-\d{3})\]", text)) - set(RULES) == set(CONDUCT)
+
+
+@pytest.mark.parametrize("rule", CONDUCT)
+def test_the_tests_named_are_there(rule: str) -> None:
+    for name in CONDUCT[rule]:
+        path, _, function = name.partition("::")
+        assert any(each.startswith("test_") for each in tests_of(path))
+        assert not function or function in tests_of(path)
