@@ -7,7 +7,7 @@ import pytest
 
 from cli.conftest import Built, Pack
 from estream_loader import open_package
-from estream_spec.constants import SectionType
+from estream_spec.constants import DATA_START, SectionType
 from fixtures.packages import Draft, Section, with_superblock
 
 PACKAGE = Draft().seal()
@@ -69,12 +69,26 @@ def unknown_feature() -> bytes:
     return draft.seal()
 
 
+def with_section(section_type: SectionType, data: bytes) -> bytes:
+    """A section put in front of all others, where data begins."""
+    draft = Draft()
+    draft.sections.insert(0, Section(section_type, data))
+    return draft.seal()
+
+
 REFUSED = {
     "malformed": (b"", "malformed", "EMOE-SUP-001", 0),
     "cut": (PACKAGE[:-1], "integrity", "EMOE-SUP-011", 0),
     "graph": (flip(PACKAGE, GRAPH), "integrity", "EMOE-SEC-018", GRAPH),
     "padding": (flip(PACKAGE, 200), "invalid", "EMOE-PAD-001", 200),
     "content id": (wrong_content(), "integrity", "EMOE-IDN-001", MANIFEST),
+    "template": (with_section(SectionType.CHAT_TEMPLATE, b"\xff"), "invalid", "EMOE-SEC-020", DATA_START),
+    "configuration": (
+        with_section(SectionType.DEVICE_CONFIGURATION, b"\xc1"),
+        "malformed",
+        "EMOE-MAN-001",
+        DATA_START,
+    ),
     "unsupported": (unknown_feature(), "unsupported", "EMOE-SUP-006", 0),
 }
 

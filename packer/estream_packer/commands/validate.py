@@ -41,13 +41,15 @@ def command(context: click.Context, package: Path, as_json: bool) -> None:
 def _notices(path: Path) -> list[str]:
     """What is odd about a package; raises where it is not valid."""
     from estream_loader import open_package
-    from estream_loader.integrity import check_padding, notices, verify_content_id, verify_section
+    from estream_loader.integrity import check_padding, check_text, notices, verify_content_id, verify_section
     from estream_spec.constants import SectionFlag, SectionType
 
     with open_package(path) as package:
         for entry in package.container.entries:
             if not entry.flags & SectionFlag.RECORDS and entry.type != SectionType.FREE:
                 verify_section(package, entry)
+        check_text(package)
+        _ = package.device_configurations  # with the tables, judged as they are read
         verify_content_id(package)
         check_padding(package)
         return notices(package)

@@ -7,7 +7,9 @@ import pytest
 from estream_loader import open_package
 from estream_loader.integrity import check_padding, notices, verify, verify_length
 from estream_spec.constants import SectionFlag, SectionType
-from estream_spec.errors import IntegrityError, InvalidError
+from estream_spec.errors import FormatError, IntegrityError, InvalidError
+from estream_spec.manifest import DeviceConfiguration
+from estream_spec.messagepack import encode
 from fixtures.packages import Draft, Section, with_superblock
 from fixtures.sources import CountingSource
 
@@ -43,6 +45,23 @@ def test_every_kind_of_section_is_proven() -> None:
         error = caught.value
         assert error.rule == ("EMOE-REC-001" if entry.flags & SectionFlag.RECORDS else "EMOE-SEC-018")
         assert error.offset == entry.offset
+
+
+@pytest.mark.parametrize(
+    ("data", "rule"),
+    [
+        (b"\xc1", "EMOE-MAN-001"),
+        (b"\x80", "EMOE-MAN-002"),
+        (encode(DeviceConfiguration(name="a", arena_bytes=8191, group_size=1, prefetch_depth=1)), "EMOE-CFG-001"),
+    ],
+)
+def test_configurations_in_sections_of_their_own_are_judged(data: bytes, rule: str) -> None:
+    draft = Draft()
+    draft.sections.append(Section(SectionType.DEVICE_CONFIGURATION, data, id=3))
+    package = draft.seal()
+    with pytest.raises(FormatError) as caught:
+        open_package(package, integrity="full")
+    assert (caught.value.rule, caught.value.offset) == (rule, package.rindex(data, 0, package.rindex(b"EMOEDIR\0")))
 
 
 def test_bytes_in_free_sections_mean_nothing() -> None:
