@@ -6,14 +6,16 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := build/demo
 PACKAGE := $(DEMO)/sample.emoe
+FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test lint check bench clean
+.PHONY: help demo test lint check bench fuzz clean
 
 help:
 	@echo "make demo   pack the sample model and generate text with it, through an arena far smaller than the package"
 	@echo "make test   run the tests"
 	@echo "make check  formatting, lint, types, import rules, then the tests"
 	@echo "make bench  measure what README claims: quality, packing memory, broken builds, damaged packages (half an hour)"
+	@echo "make fuzz   search for bytes that break a reader, for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make clean  remove what these made"
 
 demo: $(INSTALLED)
@@ -41,6 +43,9 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/broken_builds.py
 	$(BIN)/python tests/bench/mutations.py --count 100000
 	$(BIN)/python tests/bench/mutations.py --flips
+
+fuzz: $(INSTALLED)
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --jobs 2
 
 clean:
 	rm -rf $(VENV) build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,180 @@
+"""What is held to account: functions that take any bytes and let nothing but an `EmoeError` pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from estream_loader import Package, open_package
+from estream_loader.dense import EmbeddingRows, load_record
+from estream_loader.integrity import check_padding, notices, verify
+from estream_loader.pager import Pager
+from estream_loader.records import tensors
+from estream_loader.trust import SignaturePolicy, check_signatures
+from estream_spec.constants import SectionType
+from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
+from estream_spec.errors import EmoeError
+from estream_spec.manifest import decode_manifest
+from estream_spec.messagepack import encode
+from estream_spec.records import DirectoryEntry, RecordTable, Superblock, decode_signature, encode_directory
+from estream_spec.rules import check_device_configurations, check_manifest, check_tables
+from fuzz import messagepack
+from fuzz.corpus import PUBLIC_KEY, packages, pieces, samples, signature
+from fuzz.inputs import DIRECTORY_AT, TABLES_HEAD, container_field, signature_field, tables_field
+from fuzz.mending import mend_container, mend_manifest, mend_package, mend_tables
+from fuzz.mutators import PACKAGE_MUTATORS, Mutator, cross, entries, fields, longer_section, some_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Code to run on any bytes.
+
+    Attributes:
+        name: what reports call it.
+        share: how many of all inputs are for it.
+        run: the code; an `EmoeError` is an answer, any other exception a fault.
+        seeds: inputs to begin with.
+        mutators: ways to damage an input, each as likely as the others.
+        mend: makes digests and checksums of an input right.
+    """
+
+    name: str
+    share: float
+    run: Callable[[bytes], None]
+    seeds: Callable[[], list[bytes]]
+    mutators: tuple[Mutator, ...]
+    mend: Callable[[bytes], bytes]
+
+
+def read_container(data: bytes) -> None:
+    """Choose a superblock, judge it, decode the directory and judge that."""
+    twins = data[: Superblock.SIZE], data[Superblock.SIZE : 2 * Superblock.SIZE]
+    superblock = choose_superblock(twins)
+    check_superblock(superblock, int.from_bytes(data[2 * Superblock.SIZE : DIRECTORY_AT], "little"))
+    directory = data[DIRECTORY_AT:]
+    container = decode_container(superblock, directory)
+    assert encode_directory(container.entries) == directory
+    assert superblock.encode() in twins
+    assert len(container.file_id()) == 32
+
+
+def read_manifest(data: bytes) -> None:
+    """Decode a manifest and judge it against the directory of the sample with as many graphs."""
+    manifest = decode_manifest(data)
+    assert encode(manifest) == data
+    count = len(manifest.graphs)
+    fitting = (each.container for each in samples() if len(each.manifest.graphs) == count)
+    check_manifest(manifest, next(fitting, samples()[0].container))
+
+
+def read_tables(data: bytes) -> None:
+    """Decode two record tables and judge them against the model of a sample."""
+    if len(data) < TABLES_HEAD.size:
+        return
+    *stored, model, length = TABLES_HEAD.unpack_from(data)
+    sample = samples()[model % len(samples())]
+    kept = [each for each in sample.container.entries if each.type not in (SectionType.DENSE, SectionType.EXPERTS)]
+    described = [DirectoryEntry.decode(entry, path="entry") for entry in stored]
+    # Without one of each, with id 0, the directory would not have been taken.
+    named = [
+        replace(entry, type=kind, id=0)
+        for entry, kind in zip(described, (SectionType.DENSE, SectionType.EXPERTS), strict=True)
+    ]
+    container = Container(sample.container.superblock, (*kept, *named))
+    halves = data[TABLES_HEAD.size :][:length], data[TABLES_HEAD.size :][length:]
+    dense, experts = (RecordTable.decode(half, path="table") for half in halves)
+    assert (dense.encode(), experts.encode()) == halves
+    check_tables(sample.manifest, container, dense, experts)
+    check_device_configurations(sample.manifest, experts)
+
+
+_FILE_ID: Final = bytes(32)
+_SIGNATURES: Final = [signature(_FILE_ID, counter) for counter in (3, 1 << 40, 2, 0)]
+_POLICY: Final = SignaturePolicy((PUBLIC_KEY,), minimum_counter=3)
+
+
+def read_signature(data: bytes) -> None:
+    """Decode a signature and hold a package to it. Who has not the key cannot make one."""
+    decoded = decode_signature(data, path="signature")
+    if decoded is not None:
+        check_signatures(_POLICY, [decoded], _FILE_ID, 0)
+        assert data in _SIGNATURES
+
+
+def validate(data: bytes) -> None:
+    """Prove a whole package; one that is proven must load."""
+    with open_package(data) as package:
+        notices(package)
+        verify(package)
+        check_padding(package)
+    try:
+        page_in(data)
+    except EmoeError as error:
+        raise AssertionError(f"proven, but it does not load: {error}") from error
+
+
+def page_in(data: bytes) -> None:
+    """Load everything a session loads: graphs, dense records, embedding rows, and each expert through the arena."""
+    with open_package(data, integrity="paged") as package:
+        for graph in package.manifest.graphs:
+            package.graph(graph)
+        choice = package.device_configurations[0]
+        pager = Pager(package, arena_bytes=choice.arena_bytes, group_size=choice.group_size)
+        for number in range(1, len(package.dense.table.ranges)):
+            place = package.dense.place(number)
+            tensors(place.layout, load_record(package, place))
+        embedding = EmbeddingRows(package)
+        with np.errstate(all="ignore"):  # the policy `paged` does not look at values
+            embedding.gather(np.array([0, package.manifest.model.vocabulary - 1]))
+        _page_experts(package, pager)
+
+
+def _page_experts(package: Package, pager: Pager) -> None:
+    for layer, each in enumerate(package.experts.table.ranges):
+        layout = package.experts.place(layer).layout
+        for group, wanted in pager.groups(range(each.count)):
+            bank = pager.acquire(layer, group, wanted)
+            for expert in wanted:
+                tensors(layout, pager.record(bank, expert))
+            pager.release(bank)
+
+
+TARGETS: Final = (
+    Target(
+        "container",
+        0.31,
+        read_container,
+        lambda: pieces(lambda sample: sample.container_input()),
+        (
+            fields(container_field),
+            fields(container_field),
+            entries(DIRECTORY_AT + 16, 80),
+            longer_section,
+            some_bytes,
+            cross,
+        ),
+        mend_container,
+    ),
+    Target(
+        "manifest",
+        0.31,
+        read_manifest,
+        lambda: pieces(lambda sample: sample.section(SectionType.MANIFEST)),
+        (*5 * (messagepack.damaged,), some_bytes, cross),
+        mend_manifest,
+    ),
+    Target(
+        "tables",
+        0.31,
+        read_tables,
+        lambda: [sample.tables_input(number) for number, sample in enumerate(samples())],
+        (*3 * (fields(tables_field),), entries(TABLES_HEAD.size + 16, 40), some_bytes, cross),
+        mend_tables,
+    ),
+    Target("signature", 0.03, read_signature, lambda: _SIGNATURES, (fields(signature_field), some_bytes, cross), bytes),
+    Target("validate", 0.02, validate, packages, PACKAGE_MUTATORS, mend_package),
+    Target("page in", 0.02, page_in, packages, PACKAGE_MUTATORS, mend_package),
+)
