@@ -1,0 +1,165 @@
+"""Changes to a manifest's values, with keys kept in the order of FORMAT.md sections 6 and 8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, Final
+
+from estream_conformance.builder import Draft, Sealed, Values
+from estream_conformance.case import Build, accepted, refused
+from estream_conformance.messagepack import Pairs, encode
+from estream_conformance.packages import smallest
+from estream_spec.constants import SectionType
+
+Path = tuple[str | int, ...]
+
+KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "": (
+        "name",
+        "content_id",
+        "model",
+        "layouts",
+        "graphs",
+        "device_configurations",
+        "provenance",
+        "extensions",
+    ),
+    "layouts": ("payload_length", "matrices", "tensors", "kind"),
+    "matrices": ("name", "encoding", "rows", "columns"),
+    "tensors": ("name", "dtype", "shape", "offset"),
+    "graphs": ("section", "target", "role", "shape_class", "weights", "activations"),
+    "device_configurations": ("name", "arena_bytes", "group_size", "prefetch_depth"),
+    "provenance": ("writer", "licence", "sources"),
+    "sources": ("name", "length", "sha256"),
+    "model": (
+        "family",
+        "hidden",
+        "vocabulary",
+        "context_length",
+        "norm_epsilon",
+        "layers",
+        "attentions",
+        "expert_blocks",
+        "tied_head",
+        "begin_token",
+        "end_tokens",
+    ),
+    "layers": ("attention", "experts"),
+    "attentions": ("heads", "key_value_heads", "head_dim", "rotary", "qk_norm", "clip_qkv"),
+    "rotary": ("theta",),
+    "expert_blocks": ("experts", "intermediate", "router", "activation"),
+    "router": ("family", "top_k"),
+}
+"""The keys of each struct, by the key whose value it is or, in an array, stands in."""
+
+PLACES: Final[dict[str, Path]] = {
+    "": (),
+    "layouts": ("layouts", 0),
+    "matrices": ("layouts", 0, "matrices", 0),
+    "tensors": ("layouts", 0, "tensors", 0),
+    "graphs": ("graphs", 0),
+    "device_configurations": ("device_configurations", 0),
+    "provenance": ("provenance",),
+    "sources": ("provenance", "sources", 0),
+    "model": ("model",),
+    "layers": ("model", "layers", 0),
+    "attentions": ("model", "attentions", 0),
+    "rotary": ("model", "attentions", 0, "rotary"),
+    "expert_blocks": ("model", "expert_blocks", 0),
+    "router": ("model", "expert_blocks", 0, "router"),
+}
+"""Where the first struct of each kind stands in the manifest."""
+
+
+def value_at(values: Any, path: Path) -> Any:
+    """What stands at a path of keys and indexes."""
+    for step in path:
+        values = values[step]
+    return values
+
+
+def put(values: Values, path: Path, value: Any) -> None:
+    """Set a value; a key that is new goes where its struct's table has it, an unknown one to the end."""
+    *parents, last = path
+    holder: Any = value_at(values, tuple(parents))
+    if not isinstance(holder, dict):
+        holder[last] = value
+        return
+    names = [each for each in parents if isinstance(each, str)]
+    order = KEYS.get(names[-1] if names else "", ())
+    pairs = {**holder, last: value}
+    holder.clear()
+    holder.update({key: pairs[key] for key in order if key in pairs})
+    holder.update(pairs)
+
+
+def drop(values: Values, path: Path) -> None:
+    """Leave a key or an element out."""
+    del value_at(values, path[:-1])[path[-1]]
+
+
+def with_value(path: Path, value: Any, draft: Draft | None = None) -> Sealed:
+    """A package with one value of its manifest set, and `content_id` right for it."""
+    draft = smallest() if draft is None else draft
+    put(draft.manifest, path, value)
+    return draft.seal()
+
+
+def miswritten(change: Callable[[Values], Any], draft: Draft | None = None) -> Sealed:
+    """A package whose manifest is encoded otherwise than it should be; `content_id` is that of the sound one.
+
+    Args:
+        change: changes the manifest's values, or returns what shall be encoded for them.
+        draft: the package; the smallest where there is none.
+    """
+    draft = smallest() if draft is None else draft
+    manifest = deepcopy({**draft.manifest, "content_id": draft.content_id()})
+    changed = change(manifest)
+    data = encode(manifest if changed is None else changed)
+    return with_manifest(lambda _: data, draft)
+
+
+def spelled(path: Path, value: Any, draft: Draft | None = None) -> Sealed:
+    """The same with one value set: to another spelling of it, or to one that is not of its type or range."""
+    return miswritten(lambda manifest: put(manifest, path, value), draft)
+
+
+def with_pairs(path: Path, change: Callable[[Pairs], Pairs], draft: Draft | None = None) -> Sealed:
+    """The same with the pairs of one map changed, which may then come in any order and number."""
+
+    def changed(manifest: Values) -> Any:
+        pairs = change(Pairs(value_at(manifest, path).items()))
+        if not path:
+            return pairs
+        put(manifest, path, pairs)
+        return None
+
+    return miswritten(changed, draft)
+
+
+def with_manifest(change: Callable[[bytes], bytes], draft: Draft | None = None) -> Sealed:
+    """A package with the manifest's bytes changed."""
+    draft = smallest() if draft is None else draft
+    draft.section(SectionType.MANIFEST).change = change
+    return draft.seal()
+
+
+def refuse(
+    rule: str, name: str, about: str, build: Build, *features: str, base: str = "smallest", committed: bool = True
+) -> None:
+    """Register a refused case of many that differ in a value only."""
+    refused(rule, *features, base=base, committed=committed)(_named(name, about, build))
+
+
+def accept(name: str, about: str, build: Build, *features: str, base: str = "smallest", committed: bool = True) -> None:
+    """Register an accepted case of many that differ in a value only."""
+    accepted(*features, base=base, committed=committed)(_named(name, about, build))
+
+
+def _named(name: str, about: str, build: Build) -> Build:
+    def case() -> Any:
+        return build()
+
+    case.__name__, case.__doc__ = name, about
+    return case
