@@ -1,0 +1,30 @@
+"""The limits of FORMAT.md section 11."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_FILE_LENGTH: Final = 2**44
+MAX_SECTIONS: Final = 4096
+MAX_MANIFEST_LENGTH: Final = 2**22
+MAX_SMALL_SECTION_LENGTH: Final = 2**28
+MAX_COMPRESSION_RATIO: Final = 256
+MAX_LAYERS: Final = 1024
+MAX_EXPERTS: Final = 4096
+MAX_RANGES: Final = 1026
+MAX_RECORDS: Final = 2**20
+MAX_RECORD_LENGTH: Final = 2**31 - 2**21
+MAX_DIMENSION: Final = 2**24
+MAX_INTEGER_ROWS: Final = 2**17
+MAX_SHAPE_CLASSES: Final = 64
+MAX_TENSORS: Final = 64
+MAX_GRAPHS: Final = 1024
+MAX_DEVICE_CONFIGURATIONS: Final = 64
+MAX_SIGNATURES: Final = 16
+MAX_EXTENSIONS: Final = 64
+MAX_SOURCES: Final = 4096
+MAX_END_TOKENS: Final = 64
+MAX_NAME: Final = 128
+MAX_TEXT: Final = 4096
+MIN_PAGE_SHIFT: Final = 12
+MAX_PAGE_SHIFT: Final = 21

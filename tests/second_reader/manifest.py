@@ -1,0 +1,110 @@
+"""The tables of FORMAT.md sections 6 and 8 as data."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from second_reader import limits
+from second_reader.schema import (
+    Array,
+    Binary,
+    Boolean,
+    Choice,
+    Field,
+    Float,
+    Integer,
+    NamedBytes,
+    OrNil,
+    Record,
+    String,
+)
+
+NAME: Final = String(1, limits.MAX_NAME)
+TEXT: Final = String(0, limits.MAX_TEXT)
+DIGEST: Final = Binary(32)
+DIMENSION: Final = Integer(1, limits.MAX_DIMENSION)
+TOKEN: Final = Integer(0, limits.MAX_DIMENSION - 1)
+CLASS: Final = Integer(0, limits.MAX_SHAPE_CLASSES - 1)
+OFFSET: Final = Integer(0, limits.MAX_FILE_LENGTH)
+
+LAYER: Final = Record(Field("attention", CLASS), Field("experts", CLASS))
+ROTARY: Final = Record(Field("theta", Float(may_be_zero=False)))
+ATTENTION: Final = Record(
+    Field("heads", DIMENSION),
+    Field("key_value_heads", DIMENSION),
+    Field("head_dim", DIMENSION),
+    Field("rotary", ROTARY),
+    Field("qk_norm", Choice(("none", "full")), "none"),
+    Field("clip_qkv", OrNil(Float(may_be_zero=False)), None),
+)
+ROUTER: Final = Record(
+    Field("family", Choice(("softmax-topk", "softmax-topk-renormalise"))),
+    Field("top_k", DIMENSION),
+)
+EXPERT_BLOCK: Final = Record(
+    Field("experts", Integer(1, limits.MAX_EXPERTS)),
+    Field("intermediate", DIMENSION),
+    Field("router", ROUTER),
+    Field("activation", Choice(("silu",)), "silu"),
+)
+MODEL: Final = Record(
+    Field("family", NAME),
+    Field("hidden", DIMENSION),
+    Field("vocabulary", DIMENSION),
+    Field("context_length", DIMENSION),
+    Field("norm_epsilon", Float(may_be_zero=True)),
+    Field("layers", Array(LAYER, 1, limits.MAX_LAYERS)),
+    Field("attentions", Array(ATTENTION, 1, limits.MAX_SHAPE_CLASSES)),
+    Field("expert_blocks", Array(EXPERT_BLOCK, 1, limits.MAX_SHAPE_CLASSES)),
+    Field("tied_head", Boolean(), False),
+    Field("begin_token", OrNil(TOKEN), None),
+    Field("end_tokens", Array(TOKEN, 0, limits.MAX_END_TOKENS), []),
+)
+MATRIX: Final = Record(
+    Field("name", NAME),
+    Field("encoding", Choice(("f32", "w8", "w4g32", "w4g64"))),
+    Field("rows", DIMENSION),
+    Field("columns", DIMENSION),
+)
+TENSOR: Final = Record(
+    Field("name", NAME),
+    Field("dtype", Choice(("f32", "i8", "u8"))),
+    Field("shape", Array(DIMENSION, 1, 2)),
+    Field("offset", OFFSET),
+)
+LAYOUT: Final = Record(
+    Field("payload_length", Integer(1, limits.MAX_RECORD_LENGTH)),
+    Field("matrices", Array(MATRIX, 0, limits.MAX_TENSORS)),
+    Field("tensors", Array(TENSOR, 1, limits.MAX_TENSORS)),
+    Field("kind", Integer(1, 1), 1),
+)
+GRAPH: Final = Record(
+    Field("section", Integer(0, 2**32 - 1)),
+    Field("target", Choice(("portable",))),
+    Field("role", Choice(("qkv", "attend", "out", "expert", "head"))),
+    Field("shape_class", Integer(0, 1023)),
+    Field("weights", Choice(("f32", "int8", "uint8"))),
+    Field("activations", Choice(("f32", "dynamic-int8"))),
+)
+DEVICE_CONFIGURATION: Final = Record(
+    Field("name", NAME),
+    Field("arena_bytes", OFFSET),
+    Field("group_size", Integer(1, limits.MAX_EXPERTS)),
+    Field("prefetch_depth", Integer(0, limits.MAX_EXPERTS)),
+)
+SOURCE: Final = Record(Field("name", TEXT), Field("length", OFFSET), Field("sha256", DIGEST))
+PROVENANCE: Final = Record(
+    Field("writer", NAME),
+    Field("licence", TEXT, ""),
+    Field("sources", Array(SOURCE, 0, limits.MAX_SOURCES), []),
+)
+MANIFEST: Final = Record(
+    Field("name", NAME),
+    Field("content_id", DIGEST),
+    Field("model", MODEL),
+    Field("layouts", Array(LAYOUT, 1, 4 * limits.MAX_SHAPE_CLASSES)),
+    Field("graphs", Array(GRAPH, 1, limits.MAX_GRAPHS)),
+    Field("device_configurations", Array(DEVICE_CONFIGURATION, 1, limits.MAX_DEVICE_CONFIGURATIONS)),
+    Field("provenance", PROVENANCE),
+    Field("extensions", NamedBytes(NAME, limits.MAX_EXTENSIONS), []),
+)

@@ -1,0 +1,186 @@
+"""The checks in the order of FORMAT.md section 9.4, and what LOADER-CLI.md has a program say of a package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from second_reader import container as sections_of
+from second_reader import manifest as structs
+from second_reader.canonical import canonical_json
+from second_reader.container import Container, Entry, Superblock, check_padding, file_id, read_container
+from second_reader.identity import content_id
+from second_reader.layouts import Layouts
+from second_reader.model_rules import check_graphs, check_model, check_payload_lengths
+from second_reader.records import check_record
+from second_reader.rules import RefusedError, require
+from second_reader.schema import read_document
+from second_reader.sections import check_digest, content
+from second_reader.signatures import Policy, check_policy, parse_signature
+from second_reader.source import Source
+from second_reader.tables import Table, check_layouts_named, check_table, parse_table
+
+ACCEPTED: Final = 0
+REFUSED: Final = 1
+
+Json = dict[str, Any]
+
+
+def judge(
+    read: Callable[[int, int], bytes],
+    length: int,
+    *,
+    keys: Sequence[bytes] = (),
+    minimum_counter: int = 0,
+    detached: Sequence[bytes] = (),
+) -> tuple[int, str]:
+    """The exit status for a package and the line to print.
+
+    Args:
+        read: gives the bytes at an offset from the package's start, so many; only asked for what is there.
+        length: bytes from the package's start to the end of its file.
+        keys: public keys that must have signed.
+        minimum_counter: the lowest security counter accepted.
+        detached: signatures that are not in the package.
+    """
+    try:
+        read_package = _Reader(Source(read, length))
+        return ACCEPTED, canonical_json(read_package.validate(Policy(keys, minimum_counter, detached)))
+    except RefusedError as refusal:
+        return REFUSED, json.dumps({"class": refusal.error_class, "rule": refusal.rule})
+
+
+class _Reader:
+    """One package while it is checked."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.container: Container = read_container(source)
+        self.content_sha256: dict[tuple[int, int], bytes] = {}
+
+    def validate(self, policy: Policy) -> Json:
+        """All checks, and what was read."""
+        container = self.container
+        identity = file_id(container)
+        if policy.keys:
+            check_policy(policy, self._contents(sections_of.SIGNATURE), identity)
+        manifest = read_document(structs.MANIFEST, content(self.source, container.only(sections_of.MANIFEST)))
+        check_model(manifest["model"])
+        graphs = check_graphs(manifest, [entry.id for entry in container.of_type(sections_of.GRAPH)])
+        check_payload_lengths(manifest["layouts"])
+        signatures = self._check_other_sections()
+        dense, experts = self._check_tables(manifest)
+        Layouts(manifest, graphs).check(_layouts(dense), _layouts(experts))
+        configurations = self._check_configurations(manifest, experts)
+        dense_records = self._check_records(manifest, dense, sections_of.DENSE)
+        expert_records = self._check_records(manifest, experts, sections_of.EXPERTS)
+        tokenizer, template = (
+            self.content_sha256.get((section_type, 0), hashlib.sha256().digest())
+            for section_type in (sections_of.TOKENIZER, sections_of.CHAT_TEMPLATE)
+        )
+        require(content_id(manifest, dense, experts, tokenizer, template) == manifest["content_id"], "IDN-001")
+        check_padding(self.source, container)
+        return {
+            "file_id": identity,
+            "superblock": _superblock_json(container.superblock),
+            "sections": [self._section_json(entry) for entry in container.entries],
+            "manifest": manifest,
+            "device_configurations": configurations,
+            "signatures": signatures,
+            "dense": dense_records,
+            "experts": expert_records,
+        }
+
+    def _contents(self, section_type: int) -> Iterator[bytes]:
+        """Each section of a type, checked when its turn comes."""
+        return (content(self.source, entry) for entry in self.container.of_type(section_type))
+
+    def _check_other_sections(self) -> list[Json]:
+        """All sections that are read whole, and unknown ones by their digest. Gives the known signatures."""
+        signatures = []
+        template_is_utf8 = True
+        for entry in self.container.entries:
+            if entry.type == sections_of.FREE or entry.has_records:
+                continue
+            if not entry.is_known:
+                check_digest(self.source, entry)
+                continue
+            data = content(self.source, entry)
+            self.content_sha256[entry.type, entry.id] = hashlib.sha256(data).digest()
+            if entry.type == sections_of.SIGNATURE and (signature := parse_signature(data)) is not None:
+                signatures.append(signature._asdict())
+            if entry.type == sections_of.CHAT_TEMPLATE:
+                template_is_utf8 = _is_utf8(data)
+        require(template_is_utf8, "SEC-020")
+        return signatures
+
+    def _check_tables(self, manifest: Json) -> tuple[Table, Table]:
+        container, layouts, layers = self.container, manifest["layouts"], manifest["model"]["layers"]
+        dense = parse_table(content(self.source, container.only(sections_of.DENSE_TABLE)))
+        experts = parse_table(content(self.source, container.only(sections_of.EXPERT_TABLE)))
+        check_layouts_named((dense, experts), len(layouts))
+        page = 1 << container.superblock.page_shift
+        dense_counts = [1] * (len(layers) + 2)
+        check_table(dense, container.only(sections_of.DENSE), dense_counts, layouts, page)
+        expert_counts = [manifest["model"]["expert_blocks"][layer["experts"]]["experts"] for layer in layers]
+        check_table(experts, container.only(sections_of.EXPERTS), expert_counts, layouts, page)
+        return dense, experts
+
+    def _check_configurations(self, manifest: Json, experts: Table) -> list[Json]:
+        """Those of the manifest, then those of sections. Gives the latter, highest section id first."""
+        longest = max(records.record_length for records in experts.ranges)
+        for configuration in manifest["device_configurations"]:
+            _check_arena(configuration, longest)
+        found = {}
+        for entry in self.container.of_type(sections_of.DEVICE_CONFIGURATION):
+            found[entry.id] = read_document(structs.DEVICE_CONFIGURATION, content(self.source, entry))
+            _check_arena(found[entry.id], longest)
+        return [found[section] for section in sorted(found, reverse=True)]
+
+    def _check_records(self, manifest: Json, table: Table, section_type: int) -> list[list[Json]]:
+        """Every record, range by range."""
+        checked = []
+        section = self.container.only(section_type)
+        for records, places in zip(table.ranges, table.places(section), strict=True):
+            layout = manifest["layouts"][records.layout]
+            checked.append(
+                [
+                    check_record(self.source.slice(place.offset, place.offset + place.length), layout, place)
+                    | {"layout": records.layout}
+                    for place in places
+                ]
+            )
+        return checked
+
+    def _section_json(self, entry: Entry) -> Json:
+        fields = _without_reserved(entry._asdict())
+        return fields | {"content_sha256": self.content_sha256.get((entry.type, entry.id))}
+
+
+def _layouts(table: Table) -> list[int]:
+    return [records.layout for records in table.ranges]
+
+
+def _check_arena(configuration: Json, longest: int) -> None:
+    """EMOE-CFG-001."""
+    banks = configuration["prefetch_depth"] + 1
+    require(configuration["arena_bytes"] >= banks * configuration["group_size"] * longest, "CFG-001")
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _superblock_json(superblock: Superblock) -> Json:
+    fields = _without_reserved(superblock._asdict())
+    return {key: value for key, value in fields.items() if key not in ("magic", "checksum")}
+
+
+def _without_reserved(fields: Json) -> Json:
+    return {key: value for key, value in fields.items() if key not in ("reserved", "more_reserved")}
