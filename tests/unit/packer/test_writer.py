@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import errno
+import io
+import itertools
 import os
+import stat
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import crc32c
 import pytest
@@ -193,3 +198,100 @@ def test_a_place_that_cannot_be_written_is_refused_with_the_reason(
         write(tmp_path / place)
     assert (refusal.value.path, refusal.value.hint) == (str(tmp_path / place), hint)
     assert names(tmp_path) == ["file"]
+
+
+class FailingDisk:
+    """Counts what a writer asks of the disk and refuses one request; raw writes may take only part of the data.
+
+    Args:
+        number: of the request that is refused, from 1 on; 0 refuses none.
+        error: with what.
+        most: bytes a raw write takes at most.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, number: int, error: int, most: int | None = None):
+        self.asked: list[str] = []
+        self._number, self._error, self._most = number, error, most
+        disk = self
+
+        class RawFile(io.FileIO):
+            def write(self, data: Any, /) -> int:
+                disk.ask("write")
+                return super().write(memoryview(data)[: disk._most])
+
+        patch.setattr(os, "fdopen", lambda descriptor, mode: io.BufferedWriter(RawFile(descriptor, mode)))
+        real_open, real_sync, real_replace = os.open, os.fsync, os.replace
+
+        def opening(path: str, flags: int, *more: Any, **names: Any) -> int:
+            if flags & os.O_CREAT or flags & os.O_DIRECTORY:
+                disk.ask("create" if flags & os.O_CREAT else "open folder")
+            return real_open(path, flags, *more, **names)
+
+        def syncing(descriptor: int) -> None:
+            disk.ask("sync folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "sync")
+            real_sync(descriptor)
+
+        def replacing(source: Path, target: Path) -> None:
+            disk.ask("rename")
+            real_replace(source, target)
+
+        patch.setattr(os, "open", opening)
+        patch.setattr(os, "fsync", syncing)
+        patch.setattr(os, "replace", replacing)
+
+    def ask(self, what: str) -> None:
+        """Count a request; refuse it if it is the one."""
+        self.asked.append(what)
+        if len(self.asked) == self._number:
+            raise OSError(self._error, os.strerror(self._error))
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_whatever_the_disk_refuses_leaves_the_older_package_or_the_whole_new_one(tmp_path: Path, error: int) -> None:
+    output, lowest = tmp_path / "model.emoe", free_descriptor()
+    write(output)
+    whole = output.read_bytes()
+    outcomes = []
+    for number in itertools.count(1):
+        output.write_bytes(b"older")
+        with pytest.MonkeyPatch.context() as patch:
+            disk = FailingDisk(patch, number, error)
+            refusal = None
+            try:
+                write(output)
+            except PackError as caught:
+                refusal = caught
+        assert names(tmp_path) == ["model.emoe"]
+        assert free_descriptor() == lowest
+        assert output.read_bytes() == (whole if refusal is None else b"older")
+        if number > len(disk.asked):
+            break
+        outcomes.append((disk.asked[number - 1], refusal is None))
+        if refusal is not None:
+            assert refusal.message == f"package cannot be written: {os.strerror(error).lower()}"
+            assert (refusal.path, refusal.hint is None) == (str(output), error == errno.EIO)
+    # Once the new name is there, that it may not outlast a power failure is no reason to call the package unwritten.
+    expected = {
+        "create": False,
+        "write": False,
+        "sync": False,
+        "rename": False,
+        "open folder": True,
+        "sync folder": True,
+    }
+    assert dict(outcomes) == expected
+
+
+def test_short_writes_are_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "model.emoe")
+    disk = FailingDisk(monkeypatch, 0, errno.EIO, most=1000)
+    write(tmp_path / "other.emoe")
+    assert disk.asked.count("write") > 100
+    assert (tmp_path / "other.emoe").read_bytes() == (tmp_path / "model.emoe").read_bytes()
+
+
+def free_descriptor() -> int:
+    """The number the next file to be opened would get."""
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
