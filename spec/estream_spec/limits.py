@@ -12,7 +12,7 @@ MAX_FILE_LENGTH: Final = 1 << 44
 MAX_SECTIONS: Final = 4096
 """Directory entries. Bounds the directory to 320 KiB."""
 MAX_MANIFEST_LENGTH: Final = 1 << 22
-"""4 MiB of MessagePack."""
+"""4 MiB: of the manifest, a device configuration or a signature, decoded."""
 MAX_SMALL_SECTION_LENGTH: Final = 1 << 28
 """256 MiB: any section that is read whole (graphs, tokenizer, tables), decoded."""
 MAX_COMPRESSION_RATIO: Final = 256
