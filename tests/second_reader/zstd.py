@@ -27,7 +27,7 @@ class ZstdError(ValueError):
 
 
 class LooseEndError(ZstdError):
-    """A Huffman stream leaves bits over, or has too few, at its last symbol.
+    """A Huffman stream lacks its final bit, leaves bits over at its last symbol, or has too few.
 
     libzstd lets many of these pass. Which ones, and with what content, depends on the processor it runs on, so it
     cannot be followed here: nothing can be said by comparing the two.
@@ -267,6 +267,8 @@ def _read_weights(source: _Input) -> list[int]:
 
 def _huffman_stream(table: _Huffman, stream: bytes, count: int) -> bytes:
     """Section 4.2.2: exactly so many symbols out of all bits of the stream."""
+    if stream.endswith(b"\0"):
+        raise LooseEndError("Huffman stream without its final bit")
     bits = _Bits(stream)
     width, cells = table
     mask = (1 << width) - 1
