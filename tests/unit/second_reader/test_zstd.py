@@ -194,7 +194,7 @@ def test_huffman_codes_of_twelve_bits() -> None:
 @pytest.mark.parametrize("stream", [b"\x04", b"\x1a", b"\x0a\0"], ids=["bit missing", "bit left", "no final bit"])
 def test_huffman_stream_with_a_loose_end(stream: bytes) -> None:
     frame = _frame(_compressed(_huffman(b"\x80\x10", stream), b"\0"), 3)
-    with pytest.raises(LooseEndError, match="does not end with its last symbol|without its final bit"):
+    with pytest.raises(LooseEndError, match="Huffman stream"):
         decompress(frame, LIMIT)
     assert _library(frame) is None
 
