@@ -38,16 +38,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     detached = tuple(path.read_bytes() for path in given.detached)
     policy = SignaturePolicy(tuple(given.key), given.minimum_counter, detached) if given.key else None
+    status, text = judge(given.path, given.offset, policy)
+    sys.stdout.buffer.write(f"{text}\n".encode())
+    return status
+
+
+def judge(source: Path | bytes, offset: int = 0, policy: SignaturePolicy | None = None) -> tuple[int, str]:
+    """The verdict on a package.
+
+    Args:
+        source: the file or its bytes.
+        offset: where the package begins.
+        policy: who must have signed it.
+
+    Returns:
+        Exit status and the line to print.
+
+    Raises:
+        EmoeError: nothing can be said of the package, as when the file is not there.
+    """
     try:
-        with open_package(given.path, offset=given.offset, policy=policy) as package:
-            text = accepted(package)
+        with open_package(source, offset=offset, policy=policy) as package:
+            return 0, accepted(package)
     except (FormatError, TrustError) as error:
-        text = json.dumps({"class": error.slug, "rule": error.rule, "message": str(error)})
-        sys.stdout.write(f"{text}\n")
-        return 1
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    sys.stdout.write(f"{text}\n")
-    return 0
+        return 1, json.dumps({"class": error.slug, "rule": error.rule, "message": str(error)})
 
 
 def accepted(package: Package) -> str:
