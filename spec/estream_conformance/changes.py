@@ -70,6 +70,27 @@ PLACES: Final[dict[str, Path]] = {
     "router": ("model", "expert_blocks", 0, "router"),
 }
 """Where the first struct of each kind stands in the manifest."""
+NAMES: Final = {
+    "": "manifest",
+    "layouts": "layout",
+    "matrices": "matrix",
+    "tensors": "tensor",
+    "graphs": "graph",
+    "device_configurations": "configuration",
+    "sources": "source",
+    "layers": "layer",
+    "attentions": "attention",
+    "expert_blocks": "expert_block",
+}
+"""What a struct is called, where the key says it otherwise."""
+SOURCE: Final[Values] = {"name": "", "length": 0, "sha256": bytes(32)}
+
+
+def with_source() -> Draft:
+    """The smallest package, with a source named."""
+    draft = smallest()
+    put(draft.manifest, ("provenance", "sources"), [dict(SOURCE)])
+    return draft
 
 
 def value_at(values: Any, path: Path) -> Any:

@@ -1,5 +1,23 @@
 """All cases, by what they are about. Each function is one vector."""
 
-from estream_conformance.cases import manifest_values, sound, superblocks, twins
+from estream_conformance.cases import (
+    manifest_keys,
+    manifest_spellings,
+    manifest_strings,
+    manifest_values,
+    manifests,
+    sound,
+    superblocks,
+    twins,
+)
 
-__all__ = ["manifest_values", "sound", "superblocks", "twins"]
+__all__ = [
+    "manifest_keys",
+    "manifest_spellings",
+    "manifest_strings",
+    "manifest_values",
+    "manifests",
+    "sound",
+    "superblocks",
+    "twins",
+]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from estream_conformance.builder import Draft, Sealed
+from estream_conformance.builder import Sealed
 from estream_conformance.case import accepted
-from estream_conformance.changes import PLACES, drop, miswritten, put, refuse, spelled, value_at
+from estream_conformance.changes import NAMES, PLACES, SOURCE, drop, miswritten, refuse, spelled, value_at, with_source
 from estream_conformance.packages import smallest
 from estream_spec import limits
 
@@ -139,27 +139,8 @@ DEFAULTS: Final = {
     "activation",
 }
 """Keys that may be left out."""
-NAMES: Final = {
-    "": "manifest",
-    "layouts": "layout",
-    "matrices": "matrix",
-    "tensors": "tensor",
-    "graphs": "graph",
-    "device_configurations": "configuration",
-    "sources": "source",
-    "layers": "layer",
-    "attentions": "attention",
-    "expert_blocks": "expert_block",
-}
-SAMPLES: Final[dict[str, Any]] = {"end_tokens": 0, "sources": {"name": "", "length": 0, "sha256": bytes(32)}}
+SAMPLES: Final[dict[str, Any]] = {"end_tokens": 0, "sources": SOURCE}
 """Elements of arrays that are empty in the smallest package."""
-
-
-def with_source() -> Draft:
-    """The smallest package, with a source named."""
-    draft = smallest()
-    put(draft.manifest, ("provenance", "sources"), [SAMPLES["sources"]])
-    return draft
 
 
 def _register(struct: str, key: str, kind: Kind) -> None:
