@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from importlib import import_module
 from pkgutil import iter_modules
@@ -23,6 +24,7 @@ NO_VERBS = {"options"}
 REFUSED = 1
 USAGE = 2
 INTERRUPTED = 130
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def verbs_of(package: ModuleType) -> type[click.Group]:
@@ -90,6 +92,14 @@ def run_command(command: click.Command, program: str, arguments: list[str] | Non
             raise
         return _fail(program, "no more threads can be started", "allow this process more, or ask for fewer")
     return result if isinstance(result, int) else 0  # an exit code where the command asked for one, as --help does
+
+
+def size(text: str) -> int:
+    """Bytes from text: `524288`, `512K`, `8M`, `1G`; a unit is 1024 times the one before."""
+    match = re.fullmatch(r"(\d{1,15})(?:([KMG])(?:iB)?)?", text, re.ASCII)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a size such as 524288, 512K or 8M")
+    return int(match[1]) * _UNITS[match[2] or ""]
 
 
 def print_json(value: object) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import Final
 
 from msgspec import Struct
 
 from estream_loader import Package
 from estream_loader.integrity import notices
+from estream_packer.configuring import local_configurations
+from estream_packer.signing import SignatureSummary, summarise_signatures
 from estream_packer.summary import Summary, summarise
 from estream_spec.constants import DATA_START, KNOWN_SECTIONS, Codec, SectionType
 from estream_spec.container import Container
 from estream_spec.manifest import DeviceConfiguration, Graph
 from estream_spec.model import Attention, ExpertBlock, ModelDescription
+
+SEVERAL: Final = (SectionType.GRAPH, SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE)
+"""Types of which a package may have several sections, told apart by their ids."""
 
 
 class Extent(Struct, frozen=True, kw_only=True):
@@ -78,7 +84,9 @@ class Inspection(Struct, frozen=True, kw_only=True):
         summary: weights by role, bytes by purpose.
         records: records by section and layout.
         graphs: compiled graphs.
-        device_configurations: how to run on one kind of device; the first is the default.
+        local_device_configurations: how to run here, added where the package is used; the first is the default.
+        device_configurations: how to run on one kind of device; without local ones the first is the default.
+        signatures: who signed it; they are no reason to trust it, see `verify`.
         writer: the program that wrote the package.
         licence: SPDX expression of the weights' licence, or empty.
         sources: the files it was made from.
@@ -96,7 +104,9 @@ class Inspection(Struct, frozen=True, kw_only=True):
     summary: Summary
     records: tuple[RecordGroup, ...]
     graphs: tuple[Graph, ...]
+    local_device_configurations: tuple[DeviceConfiguration, ...]
     device_configurations: tuple[DeviceConfiguration, ...]
+    signatures: tuple[SignatureSummary, ...]
     writer: str
     licence: str
     sources: tuple[Source, ...]
@@ -122,7 +132,9 @@ def inspect_package(package: Package) -> Inspection:
         summary=summarise(package.container, manifest.layouts, package.dense.table, package.experts.table),
         records=tuple(_record_groups(package)),
         graphs=manifest.graphs,
+        local_device_configurations=tuple(reversed(local_configurations(package).values())),
         device_configurations=manifest.device_configurations,
+        signatures=tuple(summarise_signatures(package)),
         writer=manifest.provenance.writer,
         licence=manifest.provenance.licence,
         sources=tuple(
@@ -139,7 +151,7 @@ def section_name(section_type: int, section_id: int) -> str:
     if section_type not in KNOWN_SECTIONS:
         return f"unknown type {section_type}, id {section_id}"
     name = SectionType(section_type).name.lower().replace("_", " ")
-    return f"{name} {section_id}" if section_type == SectionType.GRAPH else name
+    return f"{name} {section_id}" if section_type in SEVERAL else name
 
 
 def _extents(container: Container) -> Iterator[Extent]:

@@ -37,6 +37,8 @@ SMALL_SECTIONS: Final[Mapping[int, str]] = {
     SectionType.TOKENIZER: "tokenizer",
     SectionType.CHAT_TEMPLATE: "chat template",
     SectionType.MANIFEST: "manifest",
+    SectionType.DEVICE_CONFIGURATION: "device configurations",
+    SectionType.SIGNATURE: "signatures",
     SectionType.FREE: "free",
 }
 """What the bytes of sections without records are counted as."""

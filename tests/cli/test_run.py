@@ -12,10 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from estream_loader import open_package
-from estream_loader.console import run_command
+from estream_loader.console import run_command, size
 from estream_runtime import Session
 from estream_runtime.cli import PROGRAM, group
-from estream_runtime.commands.options import size
 from fixtures.olmoe import EXPERTS, LAYERS
 from fixtures.packed import UNQUANTISED, PackageFactory
 

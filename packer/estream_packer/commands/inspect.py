@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from estream_packer.inspection import Inspection
+    from estream_packer.signing import SignatureSummary
+    from estream_spec.manifest import DeviceConfiguration
 
 
 @click.command(short_help="Show what a package holds.")
 @click.argument("package", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(package: Path, as_json: bool) -> None:
-    """Show what PACKAGE says of itself: identity, model, weights, sections, records, graphs, provenance.
+    """Show what PACKAGE says of itself: identity, model, weights, sections, records, graphs, signatures, provenance.
 
     Only its tables are read, however large it is; `validate` and `verify` say whether the rest is sound.
     """
@@ -48,6 +50,7 @@ def _show(found: Inspection) -> None:
         "licence": found.licence or "not stated",
         **{f"made from {source.name}": f"{source.length:,} bytes, {source.sha256[:16]}…" for source in found.sources},
         **{f"extension {name}": "" for name in found.extensions},
+        **{f"signature {number}": _signature(each) for number, each in enumerate(found.signatures, 1)},
         **{f"notice {number}": text for number, text in enumerate(found.notices, 1)},
     }
     _show_pairs(identity)
@@ -58,11 +61,13 @@ def _show(found: Inspection) -> None:
         _sections(found),
         _records(found),
         _graphs(found),
-        _configurations(found),
+        _configurations("local device configuration", found.local_device_configurations),
+        _configurations("device configuration", found.device_configurations),
     )
     for table in tables:
-        console.print(table)
-        console.print()
+        if table.row_count:
+            console.print(table)
+            console.print()
 
 
 def _table(headings: Sequence[str], numbers: Sequence[str] = ()) -> Table:
@@ -83,6 +88,11 @@ def _show_pairs(pairs: dict[str, str]) -> None:
     for name, value in pairs.items():
         click.echo(printable(f" {name:<{width}}  {value}".rstrip()))
     click.echo()
+
+
+def _signature(signature: SignatureSummary) -> str:
+    verdict = "verifies" if signature.verifies else "does not verify"
+    return f"by {signature.key}, counter {signature.security_counter}: {verdict}"
 
 
 def _sections(found: Inspection) -> Table:
@@ -119,16 +129,16 @@ def _graphs(found: Inspection) -> Table:
     return table
 
 
-def _configurations(found: Inspection) -> Table:
+def _configurations(heading: str, choices: Sequence[DeviceConfiguration]) -> Table:
     from rich.text import Text
 
     from estream_spec.errors import printable
 
     table = _table(
-        ("device configuration", "arena bytes", "group size", "prefetch depth"),
+        (heading, "arena bytes", "group size", "prefetch depth"),
         ("arena bytes", "group size", "prefetch depth"),
     )
-    for choice in found.device_configurations:
+    for choice in choices:
         sizes = f"{choice.arena_bytes:,}", str(choice.group_size), str(choice.prefetch_depth)
         table.add_row(Text(printable(choice.name)), *sizes)
     return table

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from estream_loader import Package
+    from estream_loader import Package, SignaturePolicy
     from estream_packer.running import Comparison
+    from estream_packer.signing import SignatureSummary
 
 
 @click.command(short_help="Prove every byte; compare with the checkpoint.")
@@ -17,9 +19,39 @@ if TYPE_CHECKING:
 @click.argument("checkpoint", type=click.Path(path_type=Path), required=False)
 @click.option("--text", type=click.Path(path_type=Path), help="Text to compare on, UTF-8.  [default: the sample's]")
 @click.option("--tokens", type=click.IntRange(min=2), default=2048, show_default=True, help="Most tokens to compare.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    help="Public key that must have signed the package, as a PEM file or 64 hexadecimal digits; may be repeated.",
+)
+@click.option(
+    "--minimum-counter",
+    type=click.IntRange(0, (1 << 64) - 1),
+    help="Lowest security counter accepted of each of those signatures.  [default: 0]",
+)
+@click.option(
+    "--signature",
+    "signatures",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A signature that came beside the package; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(package: Path, checkpoint: Path | None, text: Path | None, tokens: int, as_json: bool) -> None:
+def command(
+    package: Path,
+    checkpoint: Path | None,
+    text: Path | None,
+    tokens: int,
+    keys: tuple[str, ...],
+    minimum_counter: int | None,
+    signatures: tuple[Path, ...],
+    as_json: bool,
+) -> None:
     """Prove every byte of PACKAGE: all digests, all checksums, all padding; and say what is odd about it.
+
+    With --key, first require that each of the keys has signed it. What a package says of itself proves nothing: without
+    --key, signatures are only listed.
 
     With CHECKPOINT, the folder it was made from, also build that without quantisation in a temporary folder, run both
     over a text the model was not trained on, and show how far the package is from it.
@@ -27,38 +59,61 @@ def command(package: Path, checkpoint: Path | None, text: Path | None, tokens: i
     from estream_loader import open_package
     from estream_loader.console import print_json
     from estream_loader.integrity import notices
+    from estream_packer.proving import prove
+    from estream_packer.signing import read_detached, summarise_signatures
 
     if checkpoint is None and text is not None:
         raise click.UsageError("--text needs CHECKPOINT", click.get_current_context())
-    with open_package(package) as opened:
+    if minimum_counter is not None and not keys:
+        raise click.UsageError("--minimum-counter needs --key", click.get_current_context())
+    detached = tuple(read_detached(path) for path in signatures)
+    policy = _policy(keys, minimum_counter or 0, detached)
+    with open_package(package, policy=policy) as opened:
         sample = "" if checkpoint is None else _text(opened, text)
-        length = _prove(opened)
+        length = prove(opened)
+        found = list(summarise_signatures(opened, detached))
         quality = None if checkpoint is None else _compare(opened, checkpoint, sample, tokens)
         file_id, content_id, odd = opened.file_id.hex(), opened.manifest.content_id.hex(), notices(opened)
+    signers = {} if policy is None else _signed_by(found, policy)
+    if policy is None:
+        odd += map(_untrusted, found)
     if as_json:
+        signed_by = [{"key": key, "security_counter": counter} for key, counter in signers.items()]
         identity = {"file_id": file_id, "content_id": content_id}
-        print_json({**identity, "bytes": length, "notices": odd, "quality": quality})
+        print_json({**identity, "bytes": length, "signed_by": signed_by, "notices": odd, "quality": quality})
         return
     click.echo(f"verified {length:,} bytes: every digest and every checksum is right")
     click.echo(f"file id {file_id}")
+    for key, counter in signers.items():
+        click.echo(f"signed by {key}, security counter {counter}")
     for notice in odd:
         click.echo(f"notice: {notice}")
     if quality is not None:
         _show(quality)
 
 
-def _prove(package: Package) -> int:
-    """Prove every byte, with a progress bar; returns how many there are. What is in free sections means nothing."""
-    from estream_loader.integrity import check_padding, verify, verify_length
-    from estream_loader.progress import open_progress
-    from estream_spec.constants import SectionType
+def _policy(keys: Sequence[str], minimum_counter: int, detached: tuple[bytes, ...]) -> SignaturePolicy | None:
+    """What is asked of the signatures; None where no key is named, which leaves nothing to ask."""
+    from estream_loader import SignaturePolicy
+    from estream_packer.keys import read_public_key
 
-    with open_progress() as progress:
-        progress.begin("verifying", verify_length(package))
-        verify(package, progress.advance)
-    check_padding(package)
-    free = sum(entry.stored_length for entry in package.container.entries if entry.type == SectionType.FREE)
-    return package.container.superblock.file_length - free
+    if not keys:
+        return None
+    return SignaturePolicy(tuple(read_public_key(key) for key in keys), minimum_counter, detached)
+
+
+def _signed_by(signatures: Sequence[SignatureSummary], policy: SignaturePolicy) -> dict[str, int]:
+    """The highest security counter of each required key, of which each has signed."""
+    return {
+        key.hex(): max(each.security_counter for each in signatures if each.verifies and each.key == key.hex())
+        for key in policy.keys
+    }
+
+
+def _untrusted(signature: SignatureSummary) -> str:
+    """What is told of a signature when the caller names no key."""
+    verdict = "verifies, but you have named no key to trust" if signature.verifies else "does not verify"
+    return f"signature by {signature.key}, counter {signature.security_counter}: {verdict}"
 
 
 def _text(package: Package, path: Path | None) -> str:

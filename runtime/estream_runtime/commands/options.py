@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 import click
 
 from estream_loader import Integrity, open_package
+from estream_loader.console import size
 from estream_runtime.backends import BACKENDS
 from estream_runtime.session import Session
-
-_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def size(text: str) -> int:
-    """Bytes from text: `524288`, `512K`, `8M`, `1G`; a unit is 1024 times the one before."""
-    match = re.fullmatch(r"(\d{1,15})(?:([KMG])(?:iB)?)?", text, re.ASCII)
-    if match is None:
-        raise click.BadParameter(f"{text!r} is not a size such as 524288, 512K or 8M")
-    return int(match[1]) * _UNITS[match[2] or ""]
 
 
 class FiniteRange(click.FloatRange):

@@ -1,0 +1,76 @@
+"""Adds device configurations to a package where it is used, and takes them away again. FORMAT.md section 6.7."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from estream_loader import Package
+from estream_packer.editing import Changes, NewSection
+from estream_spec.constants import SectionType
+from estream_spec.errors import PackError
+from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS
+from estream_spec.manifest import DeviceConfiguration, decode_device_configuration
+from estream_spec.messagepack import encode
+from estream_spec.records import DirectoryEntry
+from estream_spec.rules import check_device_configuration
+
+MAX_ID: Final = (1 << 32) - 1
+
+
+def local_configurations(package: Package) -> dict[DirectoryEntry, DeviceConfiguration]:
+    """The device configurations that were added to a package, by their entry, the default last.
+
+    Raises:
+        FormatError: one of them is at fault.
+    """
+    entries = [entry for entry in package.container.entries if entry.type == SectionType.DEVICE_CONFIGURATION]
+    entries.sort(key=lambda entry: entry.id, reverse=True)
+    added = package.device_configurations[: len(entries)]
+    return dict(reversed(list(zip(entries, added, strict=True))))
+
+
+def configure_changes(package: Package, choice: DeviceConfiguration) -> Changes:
+    """What an edit does that makes a device configuration the default: it replaces an added one of that name.
+
+    Raises:
+        FormatError: the arena has no room for the banks, or the package is at fault.
+        PackError: there is no room for another one.
+    """
+    path = "device configuration"
+    try:
+        data = encode(choice)
+    except UnicodeEncodeError:
+        raise PackError(f"name {choice.name!r} is not text", hint="give another name") from None
+    decode_device_configuration(data, path)
+    check_device_configuration(choice, package.experts.table, path)
+    own, others = _by_name(package, choice.name)
+    highest = max((entry.id for entry in others), default=-1)
+    if len(others) >= MAX_DEVICE_CONFIGURATIONS or highest == MAX_ID:
+        message = f"package has {len(others)} local device configurations, the last with id {highest}"
+        limits = f"the limits are {MAX_DEVICE_CONFIGURATIONS} and {MAX_ID}"
+        raise PackError(f"{message}: {limits}", path=package.source.name, hint="remove one first, with --remove")
+    return Changes(add=(NewSection(type=SectionType.DEVICE_CONFIGURATION, id=highest + 1, data=data),), remove=own)
+
+
+def unconfigure_changes(package: Package, name: str) -> Changes:
+    """What an edit does that takes an added device configuration away.
+
+    Raises:
+        FormatError: the package is at fault.
+        PackError: none of that name was added.
+    """
+    own, others = _by_name(package, name)
+    if not own:
+        names = ", ".join(repr(choice.name) for choice in others.values())
+        hint = f"there are {names}" if others else "none was ever added; those in the manifest stay"
+        raise PackError(f"no local device configuration {name!r}", path=package.source.name, hint=hint)
+    return Changes(remove=own)
+
+
+def _by_name(
+    package: Package, name: str
+) -> tuple[dict[DirectoryEntry, DeviceConfiguration], dict[DirectoryEntry, DeviceConfiguration]]:
+    """The local configurations of that name, and the others."""
+    local = local_configurations(package)
+    own = {entry: choice for entry, choice in local.items() if choice.name == name}
+    return own, {entry: choice for entry, choice in local.items() if entry not in own}

@@ -1,0 +1,71 @@
+"""Writes keys and detached signatures: files of a few bytes that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from estream_spec.errors import PackError
+
+
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that must not be there yet.
+
+    Args:
+        path: its name.
+        data: its bytes.
+        mode: permissions, from which the process's mask is taken.
+
+    Raises:
+        PackError: there is something of that name, or it cannot be written.
+    """
+    with _refused(path):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        except FileExistsError:
+            message = "there is a file of that name, which is never replaced"
+            raise PackError(message, path=str(path), hint="give another name") from None
+        _fill(path, descriptor, data)
+
+
+def write_over(path: Path, data: bytes) -> None:
+    """Write a file, replacing one of that name in one step.
+
+    Raises:
+        PackError: it cannot be written.
+    """
+    partial = path.parent / f".{secrets.token_hex(8)}.partial"
+    with _refused(path):
+        _fill(partial, os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), data)
+        try:
+            partial.replace(path)
+        except BaseException:
+            partial.unlink()
+            raise
+
+
+def _fill(path: Path, descriptor: int, data: bytes) -> None:
+    """Write data durably into a file just made; it goes where that fails."""
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into one kind of error."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # the second for a zero byte in the path
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        hint = "make the folder first" if isinstance(error, FileNotFoundError) else None
+        raise PackError(f"file cannot be written: {reason}", path=str(path), hint=hint) from error

@@ -1,0 +1,166 @@
+"""Device configurations added where a package is used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Pack
+from estream_loader import open_package
+from estream_spec.constants import SectionType
+from estream_spec.manifest import DeviceConfiguration
+from estream_spec.messagepack import encode
+from fixtures.packages import Draft, Section
+
+SIZES = ("--arena", "1M", "--group-size", "2", "--prefetch-depth", "1")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    path = tmp_path / "model.emoe"
+    path.write_bytes(Draft().seal())
+    return path
+
+
+def configurations(path: Path) -> list[tuple[str, int, int, int]]:
+    with open_package(path) as package:
+        return [
+            (each.name, each.arena_bytes, each.group_size, each.prefetch_depth)
+            for each in package.device_configurations
+        ]
+
+
+def with_local(*ids: int) -> bytes:
+    """A package with local configurations of these ids, which are also their names."""
+    draft = Draft()
+    for number in ids:
+        choice = DeviceConfiguration(name=str(number), arena_bytes=1 << 20, group_size=1, prefetch_depth=0)
+        draft.sections.append(Section(SectionType.DEVICE_CONFIGURATION, encode(choice), id=number))
+    return draft.seal()
+
+
+def test_what_is_added_is_the_default(package: Path, pack: Pack) -> None:
+    [generic] = configurations(package)
+    with open_package(package) as opened:
+        identity = opened.file_id, opened.manifest.content_id
+    status, out, err = pack("configure", package, "--name", "phone", *SIZES)
+    assert (status, err) == (0, "")
+    assert out == "added 'phone', the default now: arena 1,048,576 bytes, group size 2, prefetch depth 1\n"
+    assert configurations(package) == [("phone", 1 << 20, 2, 1), generic]
+    assert pack("configure", package, "--name", "tablet", *SIZES)[0] == 0
+    assert [each[0] for each in configurations(package)] == ["tablet", "phone", "generic"]
+    status, _, _ = pack("configure", package, "--name", "phone", "--arena", "64K", *SIZES[2:])
+    assert status == 0
+    assert configurations(package) == [("phone", 1 << 16, 2, 1), ("tablet", 1 << 20, 2, 1), generic]
+    with open_package(package) as opened:
+        assert (opened.file_id, opened.manifest.content_id) == identity
+    assert pack("validate", package)[1] == "valid\n"
+    assert pack("verify", package)[0] == 0
+
+
+def test_it_is_shown(package: Path, pack: Pack) -> None:
+    pack("configure", package, "--name", "phone\x1b", *SIZES)
+    found = json.loads(pack("inspect", package, "--json")[1])
+    assert [each["name"] for each in found["local_device_configurations"]] == ["phone\x1b"]
+    assert [each["name"] for each in found["device_configurations"]] == ["generic"]
+    assert sum(found["summary"]["space"].values()) == package.stat().st_size
+    assert found["summary"]["space"]["device configurations"] > 0
+    out = pack("inspect", package)[1]
+    assert "local device configuration" in out
+    assert "phone\\x1b" in out
+    assert "device configuration 0" in out
+
+
+def test_it_is_removed_again(package: Path, pack: Pack) -> None:
+    before = configurations(package)
+    for name in ("phone", "tablet"):
+        pack("configure", package, "--name", name, *SIZES)
+    status, out, err = pack("configure", package, "--name", "phone", "--remove")
+    assert (status, out, err) == (0, "removed 'phone'\n", "")
+    assert [each[0] for each in configurations(package)] == ["tablet", "generic"]
+    edited = package.read_bytes()
+    status, _, err = pack("configure", package, "--name", "phone", "--remove")
+    assert status == 1
+    assert "no local device configuration 'phone'" in err
+    assert "hint: there are 'tablet'" in err
+    assert package.read_bytes() == edited
+    pack("configure", package, "--name", "tablet", "--remove")
+    assert configurations(package) == before
+    status, _, err = pack("configure", package, "--name", "generic", "--remove")
+    assert status == 1
+    assert "hint: none was ever added; those in the manifest stay" in err
+
+
+def test_banks_that_do_not_fit(package: Path, pack: Pack) -> None:
+    before = package.read_bytes()
+    status, out, err = pack("configure", package, "--name", "phone", "--arena", "16383", *SIZES[2:])
+    assert (status, out) == (1, "")
+    assert "arena of 16383 bytes, its banks take 16384" in err
+    assert "[EMOE-CFG-001]" in err
+    assert package.read_bytes() == before
+    assert pack("configure", package, "--name", "phone", "--arena", "16K", *SIZES[2:])[0] == 0
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "\udcff"])
+def test_names_that_the_format_has_no_room_for(package: Path, name: str, pack: Pack) -> None:
+    before = package.read_bytes()
+    status, out, err = pack("configure", package, "--name", name, *SIZES)
+    assert (status, out) == (1, "")
+    assert "name" in err
+    assert package.read_bytes() == before
+
+
+def test_no_more_than_the_format_allows(package: Path, pack: Pack) -> None:
+    package.write_bytes(with_local(*range(64)))
+    assert pack("configure", package, "--name", "9", *SIZES)[0] == 0
+    assert configurations(package)[0] == ("9", 1 << 20, 2, 1)
+    before = package.read_bytes()
+    status, _, err = pack("configure", package, "--name", "phone", *SIZES)
+    assert status == 1
+    assert "package has 64 local device configurations" in err
+    assert "hint: remove one first, with --remove" in err
+    assert package.read_bytes() == before
+
+
+def test_the_highest_id_can_only_be_replaced(package: Path, pack: Pack) -> None:
+    highest = (1 << 32) - 1
+    package.write_bytes(with_local(3, highest))
+    assert pack("configure", package, "--name", "phone", *SIZES)[0] == 1
+    assert pack("configure", package, "--name", str(highest), *SIZES)[0] == 0
+    assert [each[0] for each in configurations(package)] == [str(highest), "3", "generic"]
+    assert pack("configure", package, "--name", "phone", *SIZES)[0] == 0
+    assert configurations(package)[0][0] == "phone"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--name", "phone"],
+        ["--name", "phone", *SIZES[:4]],
+        ["--name", "phone", "--remove", *SIZES],
+        ["--name", "phone", "--remove", "--prefetch-depth", "0"],
+        ["--name", "phone", *SIZES[:2], "--group-size", "0", "--prefetch-depth", "1"],
+        ["--name", "phone", "--arena", "64Q", *SIZES[2:]],
+        list(SIZES),
+    ],
+)
+def test_usage(package: Path, arguments: list[str], pack: Pack) -> None:
+    before = package.read_bytes()
+    status, out, err = pack("configure", package, *arguments)
+    assert (status, out) == (2, "")
+    assert "estream-pack configure --help" in err
+    assert package.read_bytes() == before
+
+
+def test_faults_are_refused(package: Path, tmp_path: Path, pack: Pack) -> None:
+    draft = Draft()
+    draft.sections.append(Section(SectionType.DEVICE_CONFIGURATION, b"\xc1"))
+    package.write_bytes(draft.seal())
+    before = package.read_bytes()
+    assert pack("configure", package, "--name", "phone", *SIZES)[0] == 1
+    assert package.read_bytes() == before
+    status, _, err = pack("configure", tmp_path / "absent", "--name", "phone", *SIZES)
+    assert status == 1
+    assert "package cannot be edited: no such file or directory" in err
