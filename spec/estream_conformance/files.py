@@ -70,24 +70,24 @@ def with_both_twins_written(sealed: Sealed, superblock: bytes) -> Sealed:
     return sealed
 
 
-def hollow(draft: Draft, length: int, section_type: int = SectionType.FREE, **changes: int) -> Made:
-    """A package whose first section is of a length that no memory has to hold: zeros, which no reader reads.
+def hollow(draft: Draft, room: int, section_type: int = SectionType.FREE, **changes: int) -> Made:
+    """A package whose first section is longer than memory has to be: zeros, which no reader reads.
 
     Args:
         draft: the package; it gets the section.
-        length: bytes of the section, a multiple of the largest alignment of those that follow.
-        section_type: of that section.
-        changes: fields of its entry.
+        room: bytes up to the next section, a multiple of the largest alignment of those that follow.
+        section_type: of the first section.
+        changes: fields of its entry; `length` and `stored_length` are `room` without.
     """
     whole = draft.seal()
-    extent = {"offset": DATA_START, "stored_length": length, "length": length, "sha256": bytes(32), **changes}
+    extent = {"offset": DATA_START, "stored_length": room, "length": room, "sha256": bytes(32), **changes}
     for section, entry in zip(draft.sections, whole.entries, strict=True):
-        section.changes["offset"] = entry["offset"] + length
+        section.changes["offset"] = entry["offset"] + room
     draft.sections.insert(0, Section(section_type, b"", id=7, changes=extent))
-    end = whole.superblock["directory_offset"] + length
+    end = whole.superblock["directory_offset"] + room
     own_entry = 80
-    file_length = whole.superblock["file_length"] + length + own_entry
+    file_length = whole.superblock["file_length"] + room + own_entry
     draft.superblock |= {"directory_offset": end, "file_length": file_length}
     sealed = draft.seal()
     head, rest = sealed.data[:DATA_START], sealed.data[DATA_START:]
-    return Made(package=sealed, image=Image.of((0, head), (DATA_START + length, rest)))
+    return Made(package=sealed, image=Image.of((0, head), (DATA_START + room, rest)))
