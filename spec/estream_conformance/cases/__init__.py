@@ -2,6 +2,7 @@
 
 from estream_conformance.cases import (
     directories,
+    extents,
     manifest_keys,
     manifest_spellings,
     manifest_strings,
@@ -15,6 +16,7 @@ from estream_conformance.cases import (
 
 __all__ = [
     "directories",
+    "extents",
     "manifest_keys",
     "manifest_spellings",
     "manifest_strings",
