@@ -57,7 +57,8 @@ def decode_canonical(decoder: msgspec.msgpack.Decoder[Document], data: bytes, pa
         # The decoder stops at the first value of a wrong type; bytes that are not MessagePack at all come first.
         if (fault := _syntax_fault(data)) is not None:
             raise refusal("EMOE-MAN-001", f"not MessagePack: {fault}", path=path) from None
-        message, _, place = str(error).replace("`", "'").partition(" - at '$")
+        text = str(error).replace(" - at `key` in `$", " as a key - at `$").replace("`", "'")
+        message, _, place = text.partition(" - at '$")
         place = f"{path}{place.removesuffix(chr(39))}"
         raise refusal("EMOE-MAN-002", message[0].lower() + message[1:], path=place) from None
     if (expected := encode(document)) != data:

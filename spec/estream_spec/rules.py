@@ -15,6 +15,7 @@ from itertools import zip_longest
 from estream_spec import limits
 from estream_spec.constants import SectionType
 from estream_spec.container import Container
+from estream_spec.errors import located
 from estream_spec.graph_interface import MATRICES, ROLES, VARIANTS, class_count, shape_class_of
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
 from estream_spec.manifest import Activations, DeviceConfiguration, GraphRole, GraphWeights, Manifest, RecordLayout
@@ -147,13 +148,15 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
         (dense, SectionType.DENSE, dense_counts),
         (experts, SectionType.EXPERTS, expert_counts),
     ):
-        path = SectionType(section_type + 1).name.lower()
-        message = f"{len(table.ranges)} ranges, the model needs {len(counts)}"
-        _require(len(table.ranges) == len(counts), "EMOE-TAB-007", message, path)
-        for index, (record_range, count) in enumerate(zip(table.ranges, counts, strict=True)):
-            message = f"{record_range.count} records, the model needs {count}"
-            _require(record_range.count == count, "EMOE-TAB-007", message, f"{path}.ranges[{index}].count")
-        _check_ranges(table, container.section(section_type), manifest, container.page_size, path)
+        own = SectionType(section_type + 1)
+        path = own.name.lower()
+        with located(container.section(own).offset):
+            message = f"{len(table.ranges)} ranges, the model needs {len(counts)}"
+            _require(len(table.ranges) == len(counts), "EMOE-TAB-007", message, path)
+            for index, (record_range, count) in enumerate(zip(table.ranges, counts, strict=True)):
+                message = f"{record_range.count} records, the model needs {count}"
+                _require(record_range.count == count, "EMOE-TAB-007", message, f"{path}.ranges[{index}].count")
+            _check_ranges(table, container.section(section_type), manifest, container.page_size, path)
 
     for index, layout in enumerate(layouts):
         for matrix in layout.matrices:

@@ -51,7 +51,7 @@ CONDUCT = {
 
 
 @cache
-def tests_of(path: str) -> frozenset[str]:
+def functions_of(path: str) -> frozenset[str]:
     """Names of the test functions in a file."""
     tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
@@ -66,5 +66,5 @@ def test_every_rule_of_conduct_is_held_to_by_a_test() -> None:
 def test_the_tests_named_are_there(rule: str) -> None:
     for name in CONDUCT[rule]:
         path, _, function = name.partition("::")
-        assert any(each.startswith("test_") for each in tests_of(path))
-        assert not function or function in tests_of(path)
+        assert any(each.startswith("test_") for each in functions_of(path))
+        assert not function or function in functions_of(path)
