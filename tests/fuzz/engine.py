@@ -12,14 +12,13 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from types import FrameType
-from typing import Final
+from types import FrameType, TracebackType
+from typing import Final, Self
 
 from estream_spec.errors import EmoeError
 from fuzz.targets import TARGETS, Target
@@ -28,12 +27,18 @@ MAX_SECONDS: Final = 1.0
 """Longest that any input may take."""
 MAX_BYTES: Final = 200_000_000
 """Most memory the process may ever have had."""
+SLOW: Final = 0.01
+"""Seconds from which on an input may have filled much memory."""
 HANG_SECONDS: Final = 20.0
 """After so long a run is broken off."""
 MOST_FOUND: Final = 24_000_000
 """Bytes of inputs that are kept for one target."""
 MOST_INPUT: Final = 1 << 18
 """Bytes of an input; longer ones are cut."""
+STEPS: Final = (*14 * (1,), 2, 3)
+"""How many faults an input may get at once."""
+LOOK_EVERY: Final = 256
+"""Inputs after which memory is looked at, which takes longer than most of them; and after every one that took long."""
 MOST_FAULTS: Final = 50
 """Faults after which a search ends."""
 
@@ -117,6 +122,7 @@ class Fuzzer:
         self._seed, self._folder = seed, folder
         self._began_with = peak_memory()
         self._too_large = False
+        self._watchdog = Watchdog()
         self._corpora = {target.name: Corpus(target.seeds()) for target in TARGETS}
         self._shares = [target.share for target in TARGETS]
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,14 +130,15 @@ class Fuzzer:
 
     def run(self, goes_on: Callable[[int], bool]) -> Report:
         """Search for as long as `goes_on`, which is told how many inputs there were, says so."""
-        for target in TARGETS:
-            for data in self._corpora[target.name].seeds:
-                self._try(target, data)
         number = 0
-        while goes_on(number) and len(self.report.faults) < MOST_FAULTS:
-            target = self.random.choices(TARGETS, self._shares)[0]
-            self._try(target, self._damaged(target))
-            number += 1
+        with self._watchdog:
+            for target in TARGETS:
+                for data in self._corpora[target.name].seeds:
+                    self._try(target, data, look=True)
+            while goes_on(number) and len(self.report.faults) < MOST_FAULTS:
+                target = self.random.choices(TARGETS, self._shares)[0]
+                self._try(target, self._damaged(target), look=number % LOOK_EVERY == 0)
+                number += 1
         self._last.remove()
         self.report.peak = peak_memory()
         self.report.grown = self.report.peak - self._began_with
@@ -140,23 +147,24 @@ class Fuzzer:
     def _damaged(self, target: Target) -> bytes:
         random, corpus = self.random, self._corpora[target.name]
         data = corpus.pick(random)
-        for _ in range(random.choice((1, 1, 1, 1, 1, 1, 2, 3))):
+        for _ in range(random.choice(STEPS)):
             data = random.choice(target.mutators)(data, random, corpus.pick(random))[:MOST_INPUT]
         return target.mend(data) if random.random() < 0.5 else data
 
-    def _try(self, target: Target, data: bytes) -> None:
+    def _try(self, target: Target, data: bytes, *, look: bool) -> None:
         self._last.note(target.name, data)
         tally = self.report.tallies[target.name]
-        seconds, slug, answer, fault = execute(target, data)
+        seconds, slug, answer, fault = execute(target, data, self._watchdog)
         if seconds > MAX_SECONDS and fault is None:
             # Something else may have held the processor; an input is slow if it is slow every time.
-            seconds = min(seconds, *(execute(target, data)[0] for _ in range(3)))
+            seconds = min(seconds, *(execute(target, data, self._watchdog)[0] for _ in range(3)))
             if seconds > MAX_SECONDS:
                 fault = f"took {seconds:.1f} s, the limit is {MAX_SECONDS}"
         tally.answers[slug] += 1
         tally.seconds += seconds
         tally.slowest = max(tally.slowest, seconds)
-        if not self._too_large and (peak := peak_memory()) > MAX_BYTES:
+        look = look or seconds > SLOW
+        if look and not self._too_large and (peak := peak_memory()) > MAX_BYTES:
             self._too_large, fault = True, f"process has had {peak} bytes, the limit is {MAX_BYTES}"
         if answer not in tally.distinct:
             tally.distinct.add(answer)
@@ -168,16 +176,16 @@ class Fuzzer:
             self.report.faults.append(f"{path} (seed {self._seed}): {fault}")
 
 
-def execute(target: Target, data: bytes) -> tuple[float, str, str, str | None]:
+def execute(target: Target, data: bytes, watchdog: Watchdog) -> tuple[float, str, str, str | None]:
     """Run a target once.
 
     Returns:
         Seconds, class of the answer, the answer without its numbers, and what is wrong with it, if anything is.
     """
     fault, started = None, time.perf_counter()
+    watchdog.started = started
     try:
-        with _breaking_off():
-            target.run(data)
+        target.run(data)
         slug = answer = "value"
     except EmoeError as error:
         slug = error.slug
@@ -188,6 +196,8 @@ def execute(target: Target, data: bytes) -> tuple[float, str, str, str | None]:
         where = traceback.extract_tb(error.__traceback__)[-1]
         slug = "fault"
         fault = answer = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"[:300]
+    finally:
+        watchdog.started = None
     return time.perf_counter() - started, slug, answer, fault
 
 
@@ -196,20 +206,28 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-@contextmanager
-def _breaking_off() -> Iterator[None]:
-    """Raise a `Hang` where what is inside takes too long."""
-    before = signal.signal(signal.SIGALRM, _ring)
-    signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
-    try:
-        yield
-    finally:
+class Watchdog:
+    """Breaks off a run that does not end: an alarm that rings every second and looks how long the run has taken."""
+
+    def __init__(self) -> None:
+        self.started: float | None = None
+        """When the run at work began; None between runs."""
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, self._before)
 
-
-def _ring(number: int, frame: FrameType | None) -> None:
-    raise Hang(f"no end after {HANG_SECONDS} s")
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self.started is not None and time.perf_counter() - self.started > HANG_SECONDS:
+            self.started = None
+            raise Hang(f"no end after {HANG_SECONDS} s")
 
 
 class _LastInput:

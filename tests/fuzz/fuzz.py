@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from estream_spec.rulebook import RULES
-from fuzz.engine import MAX_BYTES, Fuzzer, Report, execute
+from fuzz.engine import MAX_BYTES, Fuzzer, Report, Watchdog, execute
 from fuzz.targets import TARGETS
 
 PROGRESS_SECONDS = 60.0
@@ -85,7 +85,8 @@ def again(path: Path, console: Console) -> bool:
     if target is None:
         console.print(f"{path}: its name begins with no target's", style="red", markup=False)
         return False
-    seconds, _, answer, fault = execute(target, path.read_bytes())
+    with Watchdog() as watchdog:
+        seconds, _, answer, fault = execute(target, path.read_bytes(), watchdog)
     console.print(f"{target.name}: {answer}, {seconds:.3f} s", markup=False)
     return fault is None
 

@@ -43,7 +43,7 @@ _FOREIGN: Final = (
     b"\x81\xa1a\x01",
 )
 _HUGE_COUNTS: Final = (0, 1, 15, 16, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
-_DEPTHS: Final = (1, 2, 20, 200, 1100, 5000)
+_DEPTHS: Final = (1, 2, 20, 200, 1100)
 _REPEATS: Final = (1, 2, 64, 65, 257, 1025, 4097)
 MOST_ADDED: Final = 1 << 14
 """Bytes that repeating a value may add: more says no more and takes longer."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from estream_spec.errors import InvalidError
-from fuzz.engine import Fuzzer, execute
+from fuzz.engine import Fuzzer, Watchdog, execute
 from fuzz.spans import document
 from fuzz.targets import TARGETS, Target
 
-COUNT = 4000
+COUNT = 3000
 
 
 def search(folder: Path) -> Fuzzer:
@@ -34,9 +34,9 @@ def test_a_search_finds_refusals_of_every_kind_and_nothing_else(tmp_path: Path) 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_what_a_search_begins_with_has_its_digests_right(target: Target) -> None:
-    assert execute(target, target.seeds()[0])[1:] == ("value", "value", None)
+    assert execute(target, target.seeds()[0], Watchdog())[1:] == ("value", "value", None)
     for data in target.seeds()[:4]:
-        assert execute(target, data)[3] is None
+        assert execute(target, data, Watchdog())[3] is None
         assert target.mend(data) == data
 
 
@@ -58,7 +58,19 @@ def test_a_search_reports_what_is_no_refusal(tmp_path: Path, monkeypatch: pytest
     assert found.read_bytes() == b"ac"
     assert report.faults[0].startswith(f"{found} (seed 7): KeyError at test_fuzz.py:")
     assert report.tallies["broken"].distinct >= {"value", "invalid None a[]"}
-    assert execute(broken, b"ac")[1] == "fault"
+    assert execute(broken, b"ac", Watchdog())[1] == "fault"
+
+
+def test_a_run_that_does_not_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(data: bytes) -> None:
+        while data:
+            pass
+
+    monkeypatch.setattr("fuzz.engine.HANG_SECONDS", 0.1)
+    endless = Target("endless", 1.0, run, list, (), bytes)
+    with Watchdog() as watchdog:
+        assert execute(endless, b"", watchdog)[3] is None
+        assert (execute(endless, b"a", watchdog)[3] or "").startswith("Hang at ")
 
 
 def test_the_values_of_a_document_are_found() -> None:
