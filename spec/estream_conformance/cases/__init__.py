@@ -1,6 +1,7 @@
 """All cases, by what they are about. Each function is one vector."""
 
 from estream_conformance.cases import (
+    codecs,
     directories,
     extents,
     graphs,
@@ -17,6 +18,7 @@ from estream_conformance.cases import (
 )
 
 __all__ = [
+    "codecs",
     "directories",
     "extents",
     "graphs",
