@@ -3,6 +3,7 @@
 from estream_conformance.cases import (
     codecs,
     directories,
+    documents,
     extents,
     graphs,
     manifest_keys,
@@ -11,6 +12,7 @@ from estream_conformance.cases import (
     manifest_values,
     manifests,
     models,
+    padding,
     sections,
     sound,
     superblocks,
@@ -20,6 +22,7 @@ from estream_conformance.cases import (
 __all__ = [
     "codecs",
     "directories",
+    "documents",
     "extents",
     "graphs",
     "manifest_keys",
@@ -28,6 +31,7 @@ __all__ = [
     "manifest_values",
     "manifests",
     "models",
+    "padding",
     "sections",
     "sound",
     "superblocks",
