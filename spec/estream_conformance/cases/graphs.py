@@ -10,6 +10,7 @@ from estream_conformance.case import accepted, refused
 from estream_conformance.changes import accept, refuse
 from estream_conformance.packages import ROLES, draft, full, smallest, smallest_model
 from estream_spec.constants import SectionType
+from estream_spec.limits import MAX_GRAPHS
 
 MATRICES: Final = {
     "qkv": ("q", "k", "v"),
@@ -183,6 +184,19 @@ def graphs_in_another_order() -> Sealed:
     """Graphs stand in another order than their sections and roles."""
     made = full()
     made.manifest["graphs"].reverse()
+    return made.seal()
+
+
+@accepted(committed=False)
+def graphs_of_the_greatest_number() -> Sealed:
+    """There are 1024 graphs: for 22 attentions, 21 expert blocks and 457 of their pairs, all but one role quantised."""
+    model = smallest_model()
+    model["attentions"], model["expert_blocks"] = model["attentions"] * 22, model["expert_blocks"] * 21
+    pairs = [(first, second) for first in range(22) for second in range(21)]
+    model["layers"] = [{"attention": first, "experts": second} for first, second in pairs[:457]]
+    encodings = {name: "w8" for names in MATRICES.values() for name in names}
+    made = draft(model, encodings, activations="dynamic-int8")
+    assert len(made.manifest["graphs"]) == MAX_GRAPHS
     return made.seal()
 
 

@@ -93,12 +93,6 @@ INTEGERS: Final[list[tuple[str, str, Path, bytes]]] = [
         b"\xcf" + b"\xff" * 8,
     ),
     (
-        "graph_section_of_2_to_the_32_less_itself",
-        "A graph's section is 2^32, which is 0 in 32 bits.",
-        ("graphs", 0, "section"),
-        b"\xcf\0\0\0\1\0\0\0\0",
-    ),
-    (
         "layer_attention_of_256",
         "A layer names attention 256, which is 0 in 8 bits.",
         ("model", "layers", 0, "attention"),

@@ -48,7 +48,6 @@ refuse(
     "A zero byte stands behind a graph's role.",
     lambda: spelled(("graphs", 0, "role"), "qkv\0"),
 )
-refuse("EMOE-MAN-002", "layout_kind_2", "A layout is of kind 2.", lambda: spelled(("layouts", 0, "kind"), 2))
 
 GOOD: Final[list[tuple[str, str, Path, str]]] = [
     ("name_of_128_characters", "The name has 128 characters.", ("name",), "n" * 128),

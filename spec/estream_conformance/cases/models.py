@@ -282,11 +282,6 @@ def _top_k_and_odd(model: Values) -> None:
     model["attentions"][1]["head_dim"] = 3
 
 
-def _second_top_k(model: Values) -> None:
-    model["expert_blocks"][0]["experts"] = 2
-    model["expert_blocks"][1]["router"]["top_k"] = 2
-
-
 def _top_k_and_unused(model: Values) -> None:
     model["expert_blocks"][1]["router"]["top_k"] = 2
     model["layers"][1]["attention"] = 0
@@ -310,4 +305,12 @@ _both("EMOE-MOD-005", "heads_odd_and_too_wide", "Heads are odd, and together too
 _both("EMOE-MOD-005", "top_k_too_high_and_heads_odd", "Attentions are judged before experts.", _top_k_and_odd)
 _both("EMOE-MOD-007", "top_k_too_high_and_attention_unused", "`top_k` is judged before use.", _top_k_and_unused)
 _both("EMOE-MOD-008", "attention_unused_and_token_too_high", "Use is judged before tokens.", _unused_and_token)
-_both("EMOE-MOD-007", "top_k_too_high_in_the_second_block", "For the first block it would do.", _second_top_k)
+
+
+@refused("EMOE-MOD-007", base="two_shape_classes_of_each")
+def top_k_too_high_in_the_second_block() -> Sealed:
+    """The second block chooses two of one expert; for the first block, of two, that would do."""
+    model = _two_of_each().model()
+    model["expert_blocks"][0]["experts"] = 2
+    model["expert_blocks"][1]["router"]["top_k"] = 2
+    return draft(model).seal()
