@@ -410,3 +410,13 @@ def layer_of_wrong_encoding_and_wrong_name() -> Sealed:
     made = with_kinds(draft(smallest_model(), {"o": "w8"}), "out", [F32])
     made.manifest["layouts"][made.tables[SectionType.DENSE][1].layout]["tensors"][0]["name"] = "norm"
     return made.seal()
+
+
+@refused("EMOE-GRA-005", base="expert_of_w8_with_f32_graphs")
+def experts_of_int8_with_the_layout_of_the_layer() -> Sealed:
+    """The experts' graph is for int8, their layout that of the layer, which lists no `gate`: it is taken to be f32."""
+    made = quantised("expert")
+    dense, experts = made.tables[SectionType.DENSE][1], made.tables[SectionType.EXPERTS][0]
+    dense.layout, experts.layout = experts.layout, dense.layout
+    dense.payloads, experts.payloads = experts.payloads, dense.payloads
+    return made.seal()
