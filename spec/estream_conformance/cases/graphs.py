@@ -412,11 +412,11 @@ def layer_of_wrong_encoding_and_wrong_name() -> Sealed:
     return made.seal()
 
 
-@refused("EMOE-GRA-005", base="expert_of_w8_with_f32_graphs")
+@refused("EMOE-GRA-005", base="layers_of_two_quantisations")
 def experts_of_int8_with_the_layout_of_the_layer() -> Sealed:
-    """The experts' graph is for int8, their layout that of the layer, which lists no `gate`: it is taken to be f32."""
-    made = quantised("expert")
-    dense, experts = made.tables[SectionType.DENSE][1], made.tables[SectionType.EXPERTS][0]
-    dense.layout, experts.layout = experts.layout, dense.layout
-    dense.payloads, experts.payloads = experts.payloads, dense.payloads
+    """The second layer's experts have the layout of a dense layer, without `gate`, so f32; their graph is for int8."""
+    model = {**smallest_model(), "layers": smallest_model()["layers"] * 2}
+    made = draft(model, dict.fromkeys(MATRICES["expert"], "w8"))
+    dense, experts = made.tables[SectionType.DENSE][1], made.tables[SectionType.EXPERTS][1]
+    experts.layout, experts.payloads = dense.layout, dense.payloads
     return made.seal()
