@@ -11,7 +11,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from estream_conformance.generate import load_vectors
+from estream_conformance.suite import load_vectors
 from estream_loader.package import open_package
 from estream_spec.constants import SIGNATURE_MAGIC, SUPERBLOCK_OFFSETS, Algorithm, SectionFlag, SectionType
 from estream_spec.container import Container
