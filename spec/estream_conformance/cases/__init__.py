@@ -3,6 +3,7 @@
 from estream_conformance.cases import (
     codecs,
     configurations,
+    device_sections,
     directories,
     documents,
     edits,
@@ -34,6 +35,7 @@ from estream_conformance.cases import (
 __all__ = [
     "codecs",
     "configurations",
+    "device_sections",
     "directories",
     "documents",
     "edits",
