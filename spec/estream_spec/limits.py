@@ -11,8 +11,8 @@ MAX_FILE_LENGTH: Final = 1 << 44
 """16 TiB. Sums of two legal offsets stay far below 2**63."""
 MAX_SECTIONS: Final = 4096
 """Directory entries. Bounds the directory to 320 KiB."""
-MAX_MANIFEST_LENGTH: Final = 1 << 22
-"""4 MiB: of the manifest, a device configuration or a signature, decoded."""
+MAX_MANIFEST_LENGTH: Final = 1 << 20
+"""1 MiB: of the manifest, a device configuration or a signature, decoded."""
 MAX_SMALL_SECTION_LENGTH: Final = 1 << 28
 """256 MiB: any section that is read whole (graphs, tokenizer, tables), decoded."""
 MAX_COMPRESSION_RATIO: Final = 256

@@ -14,6 +14,7 @@ from estream_spec.rulebook import refusal
 Document = TypeVar("Document", bound=msgspec.Struct)
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
+_any_value = msgspec.msgpack.Decoder(msgspec.Raw)
 
 _LENGTHS: Final = {
     **{0xC4 + index: (width, 0, "bytes") for index, width in enumerate((1, 2, 4))},  # bin
@@ -76,6 +77,17 @@ def _at(data: bytes, at: int) -> str:
 
 def _syntax_fault(data: bytes) -> str | None:
     """Why bytes are not exactly one MessagePack value, whatever it means; None where they are."""
+    try:
+        _any_value.decode(data)
+    except RecursionError:
+        return _deep_syntax_fault(data)
+    except msgspec.DecodeError as error:
+        return str(error).removeprefix("MessagePack data is malformed: ").lower()
+    return None
+
+
+def _deep_syntax_fault(data: bytes) -> str | None:
+    """The same for values nested as deep as they like, for which the decoder is slower but needs no stack."""
     at, pending = 0, 1
     while pending:
         if at >= len(data):

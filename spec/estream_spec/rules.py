@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import zip_longest
 
@@ -16,7 +16,7 @@ from estream_spec import limits
 from estream_spec.constants import SectionType
 from estream_spec.container import Container
 from estream_spec.errors import located
-from estream_spec.graph_interface import MATRICES, ROLES, VARIANTS, class_count, shape_class_of
+from estream_spec.graph_interface import MATRICES, ROLES, VARIANTS, class_count, output_classes
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
 from estream_spec.manifest import Activations, DeviceConfiguration, GraphRole, GraphWeights, Manifest, RecordLayout
 from estream_spec.model import ModelDescription
@@ -164,39 +164,55 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
             message = f"{matrix.rows} rows of {matrix.encoding}, the limit is {limits.MAX_INTEGER_ROWS}"
             where = f"manifest.layouts[{index}].{matrix.name}"
             _require(not summed or matrix.rows <= limits.MAX_INTEGER_ROWS, "EMOE-LAY-003", message, where)
+    graphs = _graph_weights(manifest)
     encodings = [{matrix.name: matrix.encoding for matrix in layout.matrices} for layout in layouts]
     for number, record_range in enumerate(dense.ranges):
         given = encodings[record_range.layout]
         if number == 0:
-            message = f"embedding is stored as {given.get('embedding')!r}, expected 'f32' or 'w8'"
+            encoding = given.get("embedding", "f32")
+            message = f"embedding is stored as {encoding!r}, expected 'f32' or 'w8'"
             where = f"manifest.layouts[{record_range.layout}]"
-            _require(given.get("embedding") in {"f32", "w8"}, "EMOE-LAY-004", message, where)
+            _require(encoding in {"f32", "w8"}, "EMOE-LAY-004", message, where)
             expected = embedding_layout(model, given)
         elif number <= len(model.layers):
             expected = layer_layout(model, number - 1, given)
-            _check_weights(manifest, "qkv", number - 1, given)
-            _check_weights(manifest, "out", number - 1, given)
+            _check_weights(graphs, "qkv", number - 1, given)
+            _check_weights(graphs, "out", number - 1, given)
         else:
             expected = final_layout(model, given)
-            head = encodings[dense.ranges[0].layout]["embedding"] if model.tied_head else given.get("head", "f32")
-            _check_weights(manifest, "head", 0, {"head": head})
+            source = encodings[dense.ranges[0].layout].get("embedding") if model.tied_head else given.get("head")
+            _check_weights(graphs, "head", 0, {"head": source or "f32"})
         _check_layout(layouts[record_range.layout], expected, record_range.layout)
     for layer, record_range in enumerate(experts.ranges):
         given = encodings[record_range.layout]
         expected = expert_layout(model, model.layers[layer].experts, given)
-        _check_weights(manifest, "expert", layer, given)
+        _check_weights(graphs, "expert", layer, given)
         _check_layout(layouts[record_range.layout], expected, record_range.layout)
 
 
-def _check_weights(manifest: Manifest, role: GraphRole, layer: int, encodings: Mapping[str, Encoding]) -> None:
+def _graph_weights(manifest: Manifest) -> dict[GraphRole, list[GraphWeights]]:
+    """What the graph of each role that serves a layer takes as matrices, by layer; for the head once."""
+    model = manifest.model
+    weights = {(graph.role, graph.shape_class): graph.weights for graph in manifest.graphs}
+    pairs = {pair: index for index, pair in enumerate(output_classes(model))}
+    return {
+        "qkv": [weights["qkv", layer.attention] for layer in model.layers],
+        "out": [weights["out", pairs[layer.attention, layer.experts]] for layer in model.layers],
+        "expert": [weights["expert", layer.experts] for layer in model.layers],
+        "head": [weights["head", 0]],
+    }
+
+
+def _check_weights(
+    graphs: Mapping[GraphRole, Sequence[GraphWeights]], role: GraphRole, layer: int, encodings: Mapping[str, Encoding]
+) -> None:
     """Matrices a graph takes must be stored as f32 if it takes f32, and in no other case."""
-    shape_class = shape_class_of(role, manifest.model, layer)
-    graph = next(each for each in manifest.graphs if (each.role, each.shape_class) == (role, shape_class))
+    taken = graphs[role][layer]
     for name in MATRICES[role]:
         encoding = encodings.get(name, "f32")
-        wanted = "expected f32" if graph.weights == "f32" else "expected a quantised one"
-        message = f"layer {layer} stores {name!r} as {encoding}, its {role} graph takes {graph.weights}: {wanted}"
-        _require((graph.weights == "f32") == (encoding == "f32"), "EMOE-GRA-005", message, "manifest.graphs")
+        wanted = "expected f32" if taken == "f32" else "expected a quantised one"
+        message = f"layer {layer} stores {name!r} as {encoding}, its {role} graph takes {taken}: {wanted}"
+        _require((taken == "f32") == (encoding == "f32"), "EMOE-GRA-005", message, "manifest.graphs")
 
 
 def _check_layout(layout: RecordLayout, expected: RecordLayout, index: int) -> None:

@@ -111,11 +111,11 @@ def _of_length(length: int) -> Sealed:
 
 @accepted(committed=False)
 def manifest_of_the_greatest_length() -> Sealed:
-    """The manifest has exactly 4 MiB, most of it another party's data."""
+    """The manifest has exactly 1 MiB, most of it another party's data."""
     return _of_length(MAX_MANIFEST_LENGTH)
 
 
 @refused("EMOE-SEC-011", base="manifest_of_the_greatest_length", committed=False)
 def manifest_a_byte_too_long() -> Sealed:
-    """The manifest has a byte more than 4 MiB."""
+    """The manifest has a byte more than 1 MiB."""
     return _of_length(MAX_MANIFEST_LENGTH + 1)

@@ -74,7 +74,7 @@ def test_manifest_longer_than_its_limit() -> None:
     with pytest.raises(MalformedError, match=r"\[EMOE-MAN-001\]"):
         open_package(draft.seal())
     draft.section(SectionType.MANIFEST).data += b"\0"
-    with pytest.raises(LimitError, match=r"section of 4194305 bytes.*\[EMOE-SEC-011\]"):
+    with pytest.raises(LimitError, match=r"section of 1048577 bytes.*\[EMOE-SEC-011\]"):
         open_package(draft.seal())
 
 

@@ -303,7 +303,7 @@ LAYOUTS: dict[str, tuple[Change, str, str]] = {
     "many rows of an embedding": (layouts(set_matrix(0, rows=MAX_INTEGER_ROWS + 1)), "LAY-005", "[0]"),
     "no embedding": (
         layouts(lambda each: each.__setitem__(0, set_fields(each[0], matrices=()))),
-        "LAY-004",
+        "LAY-005",
         "[0]",
     ),
     "embedding in groups": (layouts(set_matrix(0, encoding="w4g32")), "LAY-004", "[0]"),
