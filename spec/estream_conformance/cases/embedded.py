@@ -190,9 +190,9 @@ def embedded_behind_the_end_of_the_file() -> Made:
 
 
 @refused("EMOE-SUP-001", "embedded", base="embedded_at_4096")
-def embedded_at_2_to_62() -> Made:
-    """The package is said to begin at 2^62."""
-    return at(0, asked=1 << 62)
+def embedded_at_2_to_40() -> Made:
+    """The package is said to begin at 2^40."""
+    return at(0, asked=1 << 40)
 
 
 @refused("EMOE-PAD-001", "embedded", "padding", base="embedded_at_13")
