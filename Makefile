@@ -8,7 +8,7 @@ DEMO := build/demo
 PACKAGE := $(DEMO)/sample.emoe
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test lint check bench fuzz clean
+.PHONY: help demo test lint check bench fuzz conformance clean
 
 help:
 	@echo "make demo   pack the sample model and generate text with it, through an arena far smaller than the package"
@@ -16,6 +16,7 @@ help:
 	@echo "make check  formatting, lint, types, import rules, then the tests"
 	@echo "make bench  measure what README claims: quality, packing memory, broken builds, damaged packages (half an hour)"
 	@echo "make fuzz   search for bytes that break a reader, for FUZZ_SECONDS=$(FUZZ_SECONDS)"
+	@echo "make conformance  run the whole conformance suite over this loader's program (minutes)"
 	@echo "make clean  remove what these made"
 
 demo: $(INSTALLED)
@@ -46,6 +47,9 @@ bench: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --jobs 2
+
+conformance: $(INSTALLED)
+	$(BIN)/estream-conformance run "$(BIN)/python -m estream_loader.verdict"
 
 clean:
 	rm -rf $(VENV) build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

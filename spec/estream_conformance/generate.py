@@ -10,8 +10,7 @@ from typing import Final
 
 import estream_conformance.cases  # noqa: F401 (it fills CASES)
 from estream_conformance.case import CASES, Case, made
-from estream_conformance.image import Image
-from estream_conformance.vector import FOLDER, SUFFIX, Vector, decode_header, decode_vector, encode_vector
+from estream_conformance.vector import FOLDER, SUFFIX, Content, Vector, encode_vector
 from estream_spec.rulebook import RULES
 
 MAX_TEXT_BYTES: Final = 128 << 10
@@ -24,14 +23,13 @@ def vector_of(case: Case) -> Vector:
     return Vector(
         name=case.name,
         about=case.about,
-        image=image,
+        content=lambda: Content(image, json),
         refused_as=None if case.rule is None else RULES[case.rule].slug,
         rule=case.rule,
         base=case.base,
         features=case.features | ({"accept"} if case.rule is None else set()),
         arguments=result.arguments,
         detached=result.detached,
-        json=json,
     )
 
 
@@ -43,26 +41,6 @@ def texts() -> dict[str, str]:
     for name, text in found.items():
         assert len(text) <= MAX_TEXT_BYTES, (name, len(text))
     return found
-
-
-def load_vectors() -> list[Vector]:
-    """The vectors as they are kept, by name; those whose bytes are not are made."""
-    kept = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob(f"*{SUFFIX}"))}
-    images: dict[str, Image] = {}
-    vectors: dict[str, Vector] = {}
-
-    def load(name: str) -> Image:
-        if name not in images:
-            header = decode_header(kept[name])
-            bases = {header["base"]: load(header["base"])} if "base" in header else {}
-            image = made(CASES[name])[1] if "bytes" in header else None
-            vectors[name] = decode_vector(name, kept[name], bases, image)
-            images[name] = vectors[name].image
-        return images[name]
-
-    for name in kept:
-        load(name)
-    return [vectors[name] for name in kept]
 
 
 def write(folder: Path) -> list[str]:

@@ -7,8 +7,10 @@ its fault beside what mends the digests around it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +22,15 @@ MAX_HASHED: Final = 1 << 24
 """No digest is given of longer files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A vector's file, and what a loader must print of one that it must accept."""
+
+    image: Image
+    json: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vector:
     """A file and its answer.
 
@@ -29,24 +39,36 @@ class Vector:
         about: the same as a sentence.
         refused_as: class of the refusal; None where the file must be accepted.
         rule: id of the rule that is broken; None where the file must be accepted.
-        neighbours: of a refused file the accepted one that it differs from in little but its fault.
+        base: name of an accepted file that this one differs from in little; None where there is none.
         features: what a loader needs to be asked, LOADER-CLI.md section 4.
         arguments: options behind the path; `{detached}` stands for the name of a file that holds `detached`.
         detached: a detached signature.
-        image: the file.
-        json: what a loader must print of an accepted file.
+        content: gives the file; called once, when it is needed, since some take long to make.
     """
 
     name: str
     about: str
-    image: Image
+    content: Callable[[], Content] = field(repr=False)
     refused_as: str | None = None
     rule: str | None = None
     base: str | None = None
     features: frozenset[str] = frozenset()
     arguments: tuple[str, ...] = ()
     detached: bytes | None = None
-    json: str | None = field(default=None, repr=False)
+
+    @cached_property
+    def _content(self) -> Content:
+        return self.content()
+
+    @property
+    def image(self) -> Image:
+        """The file."""
+        return self._content.image
+
+    @property
+    def json(self) -> str | None:
+        """What a loader must print of an accepted file."""
+        return self._content.json
 
 
 def encode_vector(vector: Vector, bases: Mapping[str, Image], *, with_lines: bool = True) -> str:
@@ -55,8 +77,9 @@ def encode_vector(vector: Vector, bases: Mapping[str, Image], *, with_lines: boo
     Args:
         vector: what to write.
         bases: files by name; `vector.base` is one of them, or None.
-        with_lines: give the file's bytes; without, only its length and its digest, and it has to be made.
+        with_lines: give the file's bytes and its JSON; without, only their digests, and they have to be made.
     """
+    json = vector.json or ""
     header = {
         "about": vector.about,
         "answer": "accepted" if vector.rule is None else f"{vector.refused_as} {vector.rule}",
@@ -67,7 +90,8 @@ def encode_vector(vector: Vector, bases: Mapping[str, Image], *, with_lines: boo
         "length": str(vector.image.length),
         "sha256": vector.image.digest() if vector.image.length <= MAX_HASHED else "",
         "bytes": "" if with_lines else "made by the suite",
-        "json": vector.json or "",
+        "json_sha256": "" if with_lines or not json else sha256(json.encode()).hexdigest(),
+        "json": json if with_lines else "",
     }
     lines = vector.image.over(bases[vector.base] if vector.base else Image(0, {})) if with_lines else {}
     return "\n".join(
@@ -86,32 +110,34 @@ def decode_header(text: str) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition(": ") for line in header.splitlines())}
 
 
-def decode_vector(name: str, text: str, bases: Mapping[str, Image], made: Image | None = None) -> Vector:
+def decode_vector(name: str, text: str, image_of: Callable[[str], Image], make: Callable[[str], Content]) -> Vector:
     """The vector a text describes.
 
     Args:
         name: the vector's.
         text: the text.
-        bases: files by name.
-        made: the file, where the text does not give its bytes.
+        image_of: gives the file of another vector.
+        make: gives the content of a vector whose text does not have it.
     """
     header = decode_header(text)
-    _, _, body = text.partition("\n\n")
-    image = made
-    if image is None:
-        base = bases[header["base"]] if "base" in header else Image(0, {})
-        pairs = (line.split() for line in body.splitlines())
-        image = base.patched(int(header["length"]), {int(at, 16): bytes.fromhex(data) for at, data in pairs})
     refused_as, _, rule = header["answer"].partition(" ")
+
+    def content() -> Content:
+        if "bytes" in header:
+            return make(name)
+        base = image_of(header["base"]) if "base" in header else Image(0, {})
+        pairs = (line.split() for line in text.partition("\n\n")[2].splitlines())
+        lines = {int(at, 16): bytes.fromhex(data) for at, data in pairs}
+        return Content(base.patched(int(header["length"]), lines), header.get("json"))
+
     return Vector(
         name=name,
         about=header["about"],
-        image=image,
+        content=content,
         refused_as=refused_as if rule else None,
         rule=rule or None,
         base=header.get("base"),
         features=frozenset(header.get("features", "").split()),
         arguments=tuple(header.get("arguments", "").split()),
         detached=bytes.fromhex(header["detached"]) if "detached" in header else None,
-        json=header.get("json"),
     )
