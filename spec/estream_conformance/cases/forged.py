@@ -138,14 +138,6 @@ for _name, _about, _key in (
 ):
     refuse(
         "EMOE-SIG-002",
-        f"required_key_not_canonical_{_name}",
-        f"The key that is asked for is not encoded as it must be: {_about}; the equation holds whatever is signed.",
-        partial(with_signature, without_secret(_key.to_bytes(32, "little"))),
-        "signature",
-        base=BASE,
-    )
-    refuse(
-        "EMOE-SIG-002",
         f"point_of_signature_not_canonical_{_name}",
         f"The signature's point is not encoded as it must be: {_about}; the key is the neutral point.",
         partial(with_signature, without_secret(NEUTRAL, _key.to_bytes(32, "little"))),
