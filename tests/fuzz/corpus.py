@@ -27,7 +27,7 @@ from fuzz.inputs import TABLES_HEAD
 
 MOST_VECTOR_BYTES: Final = 1 << 18
 """Longer files of the conformance suite are left out."""
-MOST_FOR_A_RULE: Final = 5
+MOST_FOR_A_RULE: Final = 1
 """Files of the conformance suite that are taken for each rule."""
 _KEY: Final = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC_KEY: Final = _KEY.public_key().public_bytes_raw()
