@@ -7,6 +7,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := build/demo
 PACKAGE := $(DEMO)/sample.emoe
 FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= 0
 
 .PHONY: help demo test lint check bench fuzz conformance clean
 
@@ -14,9 +15,9 @@ help:
 	@echo "make demo   pack the sample model and generate text with it, through an arena far smaller than the package"
 	@echo "make test   run the tests"
 	@echo "make check  formatting, lint, types, import rules, then the tests"
-	@echo "make bench  measure what README claims: quality, packing memory, broken builds, damaged packages (half an hour)"
+	@echo "make bench  measure what README claims: quality, packing memory, broken builds, damaged packages (an hour)"
 	@echo "make fuzz   search for bytes that break a reader, for FUZZ_SECONDS=$(FUZZ_SECONDS)"
-	@echo "make conformance  run the whole conformance suite over this loader's program (minutes)"
+	@echo "make conformance  run the whole conformance suite over this loader's program (ten minutes)"
 	@echo "make clean  remove what these made"
 
 demo: $(INSTALLED)
@@ -44,9 +45,10 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/broken_builds.py
 	$(BIN)/python tests/bench/mutations.py --count 100000
 	$(BIN)/python tests/bench/mutations.py --flips
+	$(BIN)/python tests/bench/readers.py
 
 fuzz: $(INSTALLED)
-	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --jobs 2
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --jobs 2
 
 conformance: $(INSTALLED)
 	$(BIN)/estream-conformance run "$(BIN)/python -m estream_loader.verdict"

@@ -39,7 +39,7 @@ INTERRUPTED: Final = 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def group() -> None:
-    """Ask loaders of .emoe packages about a few hundred files, good and bad, and say where they are wrong.
+    """Ask loaders of .emoe packages about two thousand files, good and bad, and say where they are wrong.
 
     What a loader's program must do is described in spec/LOADER-CLI.md.
     """
