@@ -28,6 +28,7 @@ TENSOR_ALIGNMENT: Final = 128
 DIRECTORY_MAGIC: Final = b"EMOEDIR\0"
 TABLE_MAGIC: Final = b"EMOETAB\0"
 SIGNATURE_MAGIC: Final = b"EMOESIG\0"
+PROGRAM_MAGIC: Final = b"EMOEPRG\0"
 FILE_ID_CONTEXT: Final = b"EMOE file_id\0"
 """What the preimage of a file id starts with."""
 CONTENT_ID_CONTEXT: Final = b"EMOE content_id\0"
@@ -55,7 +56,7 @@ class SectionType(IntEnum):
     CHAT_TEMPLATE = 8
     """Jinja text, UTF-8."""
     SCHEDULE = 9
-    """Reserved."""
+    """One program for a phase and a device configuration."""
     BINARY = 10
     """Reserved: compiled graphs of a device."""
     PREFETCH_ROUTER = 11
@@ -93,6 +94,7 @@ FLAGS: Final[dict[int, SectionFlag]] = {
     SectionType.GRAPH: SectionFlag.CRITICAL,
     SectionType.TOKENIZER: SectionFlag.SAFE_TO_COPY,
     SectionType.CHAT_TEMPLATE: SectionFlag.SAFE_TO_COPY,
+    SectionType.SCHEDULE: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
     SectionType.DEVICE_CONFIGURATION: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
     SectionType.SIGNATURE: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
 }

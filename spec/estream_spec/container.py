@@ -44,6 +44,7 @@ DOCUMENTS = (SectionType.MANIFEST, SectionType.DEVICE_CONFIGURATION, SectionType
 MOST = {
     SectionType.DEVICE_CONFIGURATION: limits.MAX_DEVICE_CONFIGURATIONS,
     SectionType.SIGNATURE: limits.MAX_SIGNATURES,
+    SectionType.SCHEDULE: limits.MAX_SCHEDULES,
 }
 """How many sections of a type a package may have at most, with any ids."""
 

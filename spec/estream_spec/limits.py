@@ -38,6 +38,10 @@ MAX_DEVICE_CONFIGURATIONS: Final = 64
 """In the manifest, and as many in sections of their own."""
 MAX_SIGNATURES: Final = 16
 """Each may cost a reader one verification for each key it requires."""
+MAX_SCHEDULES: Final = 256
+"""Programs: for each device configuration there can be, one to load and one to run."""
+MAX_INSTRUCTIONS: Final = 1 << 20
+"""In one program: bounds what it takes to verify it. Some 262,000 groups."""
 MAX_EXTENSIONS: Final = 64
 MAX_SOURCES: Final = 4096
 """Source files named in the provenance."""
