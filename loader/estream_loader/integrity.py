@@ -46,7 +46,7 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
             advance(entry.stored_length)
     check_text(package)
     places = [*package.dense.places(), *package.experts.places()]
-    _ = package.device_configurations  # those in sections of their own are judged as they are read
+    _ = package.device_configurations, package.schedules  # those in sections of their own are judged as they are read
     with ThreadPoolExecutor() as pool:
         try:
             for place, _ in zip(places, pool.map(lambda place: _prove(package, place), places), strict=True):

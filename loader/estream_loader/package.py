@@ -39,6 +39,8 @@ from estream_spec.rules import (
     check_manifest,
     check_tables,
 )
+from estream_spec.schedule import ExpertShape, Phase, Program
+from estream_spec.schedule_verifier import verify_program
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -117,6 +119,36 @@ class Package:
             added.append((entry.id, choice))
         latest_first = sorted(added, key=lambda each: each[0], reverse=True)
         return (*(choice for _, choice in latest_first), *self.manifest.device_configurations)
+
+    @cached_property
+    def expert_shape(self) -> ExpertShape:
+        """What programs for this package depend on."""
+        return ExpertShape.of(self.experts.table)
+
+    @cached_property
+    def schedules(self) -> dict[DirectoryEntry, Program]:
+        """The programs in the package by their section, in the order of the directory, all of them proven.
+
+        Raises:
+            FormatError: one that is at fault.
+        """
+        shape, found = self.expert_shape, {}
+        for entry in self._all(SectionType.SCHEDULE):
+            with located(entry.offset):
+                program = Program.decode(self.read_section(entry), path=section_path(entry))
+                verify_program(program, shape, section_path(entry))
+            found[entry] = program
+        return found
+
+    def program(self, choice: DeviceConfiguration, phase: Phase) -> Program | None:
+        """The package's program for a device configuration, or None; the one of the highest section id counts.
+
+        Raises:
+            FormatError: a program is at fault, this one or another.
+        """
+        fitting = [(entry.id, each) for entry, each in self.schedules.items() if each.matches(choice)]
+        of_phase = [pair for pair in fitting if pair[1].phase == phase]
+        return max(of_phase, key=lambda pair: pair[0])[1] if of_phase else None
 
     @property
     def dense(self) -> RecordSection:

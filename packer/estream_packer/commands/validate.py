@@ -49,7 +49,7 @@ def _notices(path: Path) -> list[str]:
             if not entry.flags & SectionFlag.RECORDS and entry.type != SectionType.FREE:
                 verify_section(package, entry)
         check_text(package)
-        _ = package.device_configurations  # with the tables, judged as they are read
+        _ = package.device_configurations, package.schedules  # with the tables, judged as they are read
         verify_content_id(package)
         check_padding(package)
         return notices(package)
