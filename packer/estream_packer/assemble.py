@@ -6,10 +6,8 @@ A matrix goes through in blocks, so that memory is that of the record and of one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any, Final
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -51,8 +49,7 @@ def assemble(
             tensor[...] = sources[name].read(checkpoint)
     for matrix in layout.matrices:
         _store(matrix, sources[matrix.name], checkpoint, stored)
-    view = data.data
-    return PackedRecord(view, crc32c.crc32c(view), sha256(view[: layout.payload_length]).digest())
+    return PackedRecord.seal(data.data, layout.payload_length)
 
 
 def _store(matrix: Matrix, source: TensorSource, checkpoint: Checkpoint, stored: Tensors) -> None:

@@ -1,19 +1,14 @@
-"""Packs a checkpoint: plans, then makes records on all processors and writes them in order, a few at a time."""
+"""Packs a checkpoint: plans, then makes its records and writes them in order."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
-
-from msgspec import Struct
 
 from estream_loader.progress import Progress, Quiet
 from estream_packer.assemble import WORKING_BYTES, assemble
@@ -21,54 +16,33 @@ from estream_packer.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import NotFiniteError
 from estream_packer.families import TensorSource, WeightMap, family_of
-from estream_packer.graphs import build_graph
+from estream_packer.packing import (
+    WRITER,
+    PackResult,
+    Task,
+    build_graphs,
+    job_count,
+    made,
+    worker_threads,
+    write_package,
+)
 from estream_packer.plan import Plan, plan_package
 from estream_packer.recipe import BuildOptions, check_options
-from estream_packer.summary import Summary, summarise
-from estream_packer.writer import PackageWriter, PackedRecord, check_output
-from estream_spec import __version__
-from estream_spec.constants import SectionType
-from estream_spec.container import Container, check_entries
+from estream_packer.writer import PackageWriter, check_output
 from estream_spec.errors import PackError
-from estream_spec.manifest import Manifest, Provenance, content_id, decode_manifest
-from estream_spec.messagepack import encode
-from estream_spec.records import RecordRange, RecordTable
-from estream_spec.rules import check_device_configurations, check_manifest, check_tables
+from estream_spec.manifest import Provenance
+from estream_spec.records import RecordRange
 
-IN_FLIGHT_BYTES: Final = 1 << 28
-"""Memory for records being made or waiting to be written; a single larger record has it to itself."""
 NO_TOKENIZER: Final = f"the checkpoint has no {TOKENIZER}, so the package takes token ids and no text"
-WRITER: Final = f"estream-pack {__version__}"
 
 
-class BuildResult(Struct, frozen=True, kw_only=True):
+class BuildResult(PackResult, frozen=True, kw_only=True):
     """What a build made.
 
     Attributes:
-        output: the package, as text: what of its name is not UTF-8 is replaced.
-        file_id: digest of this very file, hexadecimal.
-        content_id: digest of its logical content, hexadecimal.
         source_bytes: bytes of weights read.
-        seconds: how long it took.
-        summary: the package in figures.
-        notices: what a user should know of the package although it is sound.
     """
 
-    output: str
-    file_id: str
-    content_id: str
-    source_bytes: int
-    seconds: float
-    summary: Summary
-    notices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One record to make, what it takes in memory, and how much of the source it is."""
-
-    make: Callable[[], PackedRecord]
-    cost: int
     source_bytes: int
 
 
@@ -94,64 +68,42 @@ def build(
     options, progress = options or BuildOptions(), progress or Quiet()
     check_options(options)
     check_output(output)
-    jobs = options.jobs or len(os.sched_getaffinity(0))
+    jobs = job_count(options)
     # The checkpoint is closed before the workers are awaited, which ends a long read when the build fails.
-    with _workers(1) as background, _workers(jobs) as workers, open_checkpoint(source) as checkpoint:
+    with worker_threads(1) as background, worker_threads(jobs) as workers, open_checkpoint(source) as checkpoint:
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
         weights = family.weights(family.describe(checkpoint.config, checkpoint.generation_config))
         weights.check(checkpoint)
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
-        graphs = [
-            build_graph(graph.role, weights.model, graph.shape_class, graph.weights, graph.activations)
-            for graph in plan.graphs
-        ]
+        graphs = build_graphs(plan)
         sources = background.submit(checkpoint.sources)
         source_bytes = sum(_length(checkpoint, each) for each in weights.sources())
         progress.begin("packing", source_bytes)
         with _told_together(checkpoint, weights), PackageWriter(output, options.page_shift) as writer:
-            dense_records = _made(_dense_tasks(checkpoint, weights, plan), workers, jobs, progress)
-            dense = writer.add_records(SectionType.DENSE, plan.dense, dense_records)
-            expert_records = _made(_expert_tasks(checkpoint, weights, plan), workers, jobs, progress)
-            experts = writer.add_records(SectionType.EXPERTS, plan.experts, expert_records)
-            writer.add(SectionType.DENSE_TABLE, dense.encode())
-            writer.add(SectionType.EXPERT_TABLE, experts.encode())
-            _add_documents(writer, plan, graphs, documents)
-            manifest = Manifest(
+            packed = write_package(
+                writer,
+                plan,
+                graphs,
+                made(_dense_tasks(checkpoint, weights, plan), workers, jobs, progress),
+                made(_expert_tasks(checkpoint, weights, plan), workers, jobs, progress),
                 name=options.name or weights.model.family,
-                content_id=content_id(weights.model, plan.layouts, dense, experts, documents),
-                model=weights.model,
-                layouts=plan.layouts,
-                graphs=plan.graphs,
-                device_configurations=(plan.device_configuration,),
-                provenance=Provenance(writer=WRITER, licence=options.licence, sources=sources.result()),
+                provenance=lambda: Provenance(writer=WRITER, licence=options.licence, sources=sources.result()),
+                documents=documents,
             )
-            writer.add(SectionType.MANIFEST, encode(manifest))
-            container = writer.finish()
-            _prove(container, manifest, dense, experts)
             # Weights and digests are read apart; only of files that stood still do they speak of the same bytes.
             checkpoint.check_unchanged()
             writer.commit()
     return BuildResult(
         output=os.fsencode(output).decode(errors="replace"),
-        file_id=container.file_id().hex(),
-        content_id=manifest.content_id.hex(),
+        file_id=packed.file_id,
+        content_id=packed.content_id,
         source_bytes=source_bytes,
         seconds=time.perf_counter() - begun,
-        summary=summarise(container, plan.layouts, dense, experts),
+        summary=packed.summary(),
         notices=() if checkpoint.tokenizer else (NO_TOKENIZER,),
     )
-
-
-@contextlib.contextmanager
-def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that drop what they have not begun when the build ends early."""
-    pool = ThreadPoolExecutor(count)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
@@ -179,40 +131,31 @@ def _utf8(text: str, what: str) -> bytes:
         raise PackError(f"{what} has {error.object[error.start]!r}, which is no character") from None
 
 
-def _add_documents(writer: PackageWriter, plan: Plan, graphs: Iterable[bytes], documents: tuple[bytes, bytes]) -> None:
-    """Write the graphs, then tokenizer and chat template where there are any."""
-    for graph, data in zip(plan.graphs, graphs, strict=True):
-        writer.add(SectionType.GRAPH, data, graph.section, compress=True)
-    for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
-        if document:
-            writer.add(section_type, document, compress=True)
-
-
 def _check_not_input(output: Path, checkpoint: Checkpoint) -> None:
     """Refuse to replace a file of the checkpoint, under whatever name."""
     if output.exists() and any(path.samefile(output) for path in checkpoint.paths()):
         raise PackError("output is a file of the checkpoint", path=str(output), hint="give another name")
 
 
-def _dense_tasks(checkpoint: Checkpoint, weights: WeightMap, plan: Plan) -> Iterator[_Task]:
+def _dense_tasks(checkpoint: Checkpoint, weights: WeightMap, plan: Plan) -> Iterator[Task]:
     """The embedding, each layer, and what follows the last."""
     each = [{"embedding": weights.embedding}, *weights.layers, weights.final]
     for record_range, sources in zip(plan.dense, each, strict=True):
         yield _task(checkpoint, plan, record_range, dict(sources))
 
 
-def _expert_tasks(checkpoint: Checkpoint, weights: WeightMap, plan: Plan) -> Iterator[_Task]:
+def _expert_tasks(checkpoint: Checkpoint, weights: WeightMap, plan: Plan) -> Iterator[Task]:
     """Every expert, layer by layer."""
     for layer, record_range in enumerate(plan.experts):
         for expert in range(record_range.count):
             yield _task(checkpoint, plan, record_range, dict(weights.expert(layer, expert)))
 
 
-def _task(checkpoint: Checkpoint, plan: Plan, record_range: RecordRange, sources: dict[str, TensorSource]) -> _Task:
-    return _Task(
+def _task(checkpoint: Checkpoint, plan: Plan, record_range: RecordRange, sources: dict[str, TensorSource]) -> Task:
+    return Task(
         make=partial(assemble, checkpoint, plan.layout(record_range), record_range.record_length, sources),
         cost=record_range.record_length + WORKING_BYTES,
-        source_bytes=sum(_length(checkpoint, source) for source in sources.values()),
+        amount=sum(_length(checkpoint, source) for source in sources.values()),
     )
 
 
@@ -220,33 +163,3 @@ def _length(checkpoint: Checkpoint, source: TensorSource) -> int:
     """Bytes of a tensor in the checkpoint."""
     tensor = checkpoint.tensors[source.name]
     return tensor.end - tensor.begin
-
-
-def _made(tasks: Iterable[_Task], workers: ThreadPoolExecutor, jobs: int, progress: Progress) -> Iterator[PackedRecord]:
-    """Records in the order of their tasks. At most `jobs + 1` are in flight, and about `IN_FLIGHT_BYTES`."""
-    waiting = deque[tuple[_Task, Future[PackedRecord]]]()
-    in_flight = 0
-
-    def oldest() -> PackedRecord:
-        nonlocal in_flight
-        task, future = waiting.popleft()
-        record = future.result()
-        in_flight -= task.cost
-        progress.advance(task.source_bytes)
-        return record
-
-    for task in tasks:
-        while waiting and (len(waiting) > jobs or in_flight + task.cost > IN_FLIGHT_BYTES):
-            yield oldest()
-        waiting.append((task, workers.submit(task.make)))
-        in_flight += task.cost
-    while waiting:
-        yield oldest()
-
-
-def _prove(container: Container, manifest: Manifest, dense: RecordTable, experts: RecordTable) -> None:
-    """Hold the package to the rules every reader holds it to, before it gets its name."""
-    check_entries(container.superblock, container.entries)
-    check_manifest(decode_manifest(encode(manifest)), container)
-    check_tables(manifest, container, dense, experts)
-    check_device_configurations(manifest, experts)

@@ -27,6 +27,7 @@ class Plan:
     """What a package will hold.
 
     Attributes:
+        model: what it computes.
         layouts: record layouts, each once.
         dense: ranges of the dense records: the embedding, each layer, what follows the last.
         experts: ranges of the expert records, one per layer.
@@ -34,6 +35,7 @@ class Plan:
         device_configuration: the one that fits any device.
     """
 
+    model: ModelDescription
     layouts: tuple[RecordLayout, ...]
     dense: tuple[RecordRange, ...]
     experts: tuple[RecordRange, ...]
@@ -43,6 +45,11 @@ class Plan:
     def layout(self, record_range: RecordRange) -> RecordLayout:
         """The layout of a range's records."""
         return self.layouts[record_range.layout]
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of all records, padding included: nearly the whole package."""
+        return self.dense[-1].end + self.experts[-1].end
 
 
 def plan_package(model: ModelDescription, options: BuildOptions) -> Plan:
@@ -64,6 +71,7 @@ def plan_package(model: ModelDescription, options: BuildOptions) -> Plan:
     _check_limits(model, layouts, page_size)
     expert_ranges = _ranges(experts, [model.expert_block(layer).experts for layer in layers], layouts, page_size)
     return Plan(
+        model=model,
         layouts=layouts,
         dense=_ranges(dense, [1] * len(dense), layouts, page_size),
         experts=expert_ranges,

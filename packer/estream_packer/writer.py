@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,6 +22,7 @@ from stat import S_ISDIR, S_ISREG
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
+import crc32c
 import zstandard
 
 from estream_spec import limits
@@ -69,6 +71,11 @@ class PackedRecord:
     data: memoryview
     checksum: int
     digest: bytes
+
+    @classmethod
+    def seal(cls, data: memoryview, payload_length: int) -> Self:
+        """Name the bytes of a record, of which padding follows the payload."""
+        return cls(data, crc32c.crc32c(data), sha256(data[:payload_length]).digest())
 
 
 class PackageWriter:
@@ -247,6 +254,23 @@ def check_output(output: Path) -> None:
         raise PackError("output is a folder", path=str(output), hint="give the name of the .emoe file to write")
     if not S_ISREG(mode):
         raise PackError("output exists and is not a plain file", path=str(output), hint="write to another place")
+
+
+def check_space(output: Path, length: int) -> None:
+    """Refuse to begin a package that its disk has no room for, beside an older one of that name.
+
+    Args:
+        output: the package.
+        length: bytes it will have.
+
+    Raises:
+        PackError: there is less room, or no such folder.
+    """
+    with _refused(output):
+        free = shutil.disk_usage(output.parent).free
+    if free < length:
+        message = f"package takes {length:,} bytes, its disk has room for {free:,}"
+        raise PackError(message, path=str(output), hint=HINTS[errno.ENOSPC])
 
 
 @contextlib.contextmanager

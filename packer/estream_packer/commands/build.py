@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
 
 import click
 
-from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions, DenseEncoding
-from estream_spec.manifest import Activations
-from estream_spec.weights import Encoding
-
-if TYPE_CHECKING:
-    from estream_packer.build import BuildResult
+from estream_packer.commands.options import show_package, weight_options
+from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions
 
 
 @click.command(short_help="Pack a checkpoint into one package.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The package to write.")
-@click.option(
-    "--experts",
-    type=click.Choice(get_args(Encoding)),
-    help=f"How expert weights are stored.  [default: {DEFAULTS.experts}]",
-)
-@click.option(
-    "--dense",
-    type=click.Choice(get_args(DenseEncoding)),
-    help=f"How all other matrices are stored.  [default: {DEFAULTS.dense}]",
-)
-@click.option(
-    "--activations",
-    type=click.Choice(get_args(Activations)),
-    help=f"What enters the products of quantised weights.  [default: {DEFAULTS.activations}]",
-)
+@weight_options
 @click.option("--name", help="The model's name, for people.  [default: its family]")
 @click.option("--licence", help="SPDX expression of the weights' licence.")
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Records made at a time.  [default: one per processor]")
@@ -59,7 +40,7 @@ def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choic
     if as_json:
         print_json(result)
     else:
-        _show(result)
+        show_package(result, result.source_bytes, "read")
 
 
 def _from_recipe(recipe: Path, output: Path, given: dict[str, str]) -> tuple[Path, BuildOptions]:
@@ -75,19 +56,3 @@ def _from_recipe(recipe: Path, output: Path, given: dict[str, str]) -> tuple[Pat
     if output.exists() and output.samefile(recipe):
         raise PackError("output is the recipe", path=str(output), hint="give another name")
     return found
-
-
-def _show(result: BuildResult) -> None:
-    """Print the summary for people."""
-    from rich.console import Console
-
-    from estream_packer.summary import summary_tables
-
-    console = Console(highlight=False)
-    for table in summary_tables(result.summary):
-        console.print(table)
-    megabytes = result.source_bytes / 1e6
-    rate = megabytes / result.seconds
-    console.print(f"{megabytes:,.1f} MB read in {result.seconds:.1f} s, {rate:,.1f} MB/s", markup=False)
-    console.print(f"file id {result.file_id}", markup=False, soft_wrap=True)
-    console.print(f"wrote {result.output}", markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from estream_loader import Package, open_package
 from estream_loader.progress import Progress
 from estream_loader.records import tensors
-from estream_packer import assemble, writer
+from estream_packer import assemble, packing, writer
 from estream_packer import build as build_module
 from estream_packer.build import BuildResult, build
 from estream_packer.families import family_of
@@ -277,7 +277,7 @@ def test_blocks_do_not_show_in_the_package(
     build(olmoe_checkpoint("base"), tmp_path / "whole.emoe")
     # 13 rows of the checkpoint at a time, or one large record in flight at most.
     monkeypatch.setattr(assemble, "BLOCK_WEIGHTS", 13 * HIDDEN)
-    monkeypatch.setattr(build_module, "IN_FLIGHT_BYTES", 1)
+    monkeypatch.setattr(packing, "IN_FLIGHT_BYTES", 1)
     build(olmoe_checkpoint("base"), tmp_path / "blocks.emoe")
     assert (tmp_path / "blocks.emoe").read_bytes() == (tmp_path / "whole.emoe").read_bytes()
 

@@ -1,0 +1,189 @@
+"""What every way of making a package shares: records made on all processors, a few at a time, and all that follows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import Struct
+
+from estream_loader.progress import Progress
+from estream_packer.graphs import build_graph
+from estream_packer.plan import Plan
+from estream_packer.recipe import BuildOptions
+from estream_packer.summary import Summary, summarise
+from estream_packer.writer import PackageWriter, PackedRecord
+from estream_spec import __version__
+from estream_spec.constants import SectionType
+from estream_spec.container import Container, check_entries
+from estream_spec.manifest import Manifest, Provenance, content_id, decode_manifest
+from estream_spec.messagepack import encode
+from estream_spec.records import RecordTable
+from estream_spec.rules import check_device_configurations, check_manifest, check_tables
+
+IN_FLIGHT_BYTES: Final = 1 << 28
+"""Memory for records being made or waiting to be written; a single larger record has it to itself."""
+WRITER: Final = f"estream-pack {__version__}"
+NO_DOCUMENTS: Final = b"", b""
+
+
+class PackResult(Struct, frozen=True, kw_only=True):
+    """The package that was made.
+
+    Attributes:
+        output: the package, as text: what of its name is not UTF-8 is replaced.
+        file_id: digest of this very file, hexadecimal.
+        content_id: digest of its logical content, hexadecimal.
+        seconds: how long it took.
+        summary: the package in figures.
+        notices: what a user should know of the package although it is sound.
+    """
+
+    output: str
+    file_id: str
+    content_id: str
+    seconds: float
+    summary: Summary
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One record to make, what it takes in memory, and how far it brings the progress."""
+
+    make: Callable[[], PackedRecord]
+    cost: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A whole package that has not got its name yet."""
+
+    container: Container
+    manifest: Manifest
+    dense: RecordTable
+    experts: RecordTable
+
+    @property
+    def file_id(self) -> str:
+        """Digest of this very file, hexadecimal."""
+        return self.container.file_id().hex()
+
+    @property
+    def content_id(self) -> str:
+        """Digest of its logical content, hexadecimal."""
+        return self.manifest.content_id.hex()
+
+    def summary(self) -> Summary:
+        """The package in figures."""
+        return summarise(self.container, self.manifest.layouts, self.dense, self.experts)
+
+
+def job_count(options: BuildOptions) -> int:
+    """How many records are made at a time."""
+    return options.jobs or len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def worker_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that drop what they have not begun when the work ends early."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def made(tasks: Iterable[Task], workers: ThreadPoolExecutor, jobs: int, progress: Progress) -> Iterator[PackedRecord]:
+    """Records in the order of their tasks. At most `jobs + 1` are in flight, and about `IN_FLIGHT_BYTES`."""
+    waiting = deque[tuple[Task, Future[PackedRecord]]]()
+    in_flight = 0
+
+    def oldest() -> PackedRecord:
+        nonlocal in_flight
+        task, future = waiting.popleft()
+        record = future.result()
+        in_flight -= task.cost
+        progress.advance(task.amount)
+        return record
+
+    for task in tasks:
+        while waiting and (len(waiting) > jobs or in_flight + task.cost > IN_FLIGHT_BYTES):
+            yield oldest()
+        waiting.append((task, workers.submit(task.make)))
+        in_flight += task.cost
+    while waiting:
+        yield oldest()
+
+
+def build_graphs(plan: Plan) -> list[bytes]:
+    """The graphs of a plan, in its order."""
+    return [
+        build_graph(graph.role, plan.model, graph.shape_class, graph.weights, graph.activations)
+        for graph in plan.graphs
+    ]
+
+
+def write_package(
+    writer: PackageWriter,
+    plan: Plan,
+    graphs: Sequence[bytes],
+    dense_records: Iterable[PackedRecord],
+    expert_records: Iterable[PackedRecord],
+    *,
+    name: str,
+    provenance: Callable[[], Provenance],
+    documents: tuple[bytes, bytes] = NO_DOCUMENTS,
+) -> Packed:
+    """Write everything a package holds, and hold it to the rules every reader holds it to.
+
+    Args:
+        writer: of the package; committing it is left to the caller.
+        plan: what the package holds.
+        graphs: of the plan, in its order.
+        dense_records: of the plan's dense ranges, in order.
+        expert_records: of the plan's expert ranges, in order.
+        name: the model's name, for people.
+        provenance: asked for once all records are written.
+        documents: tokenizer and chat template, empty where there is none.
+
+    Raises:
+        PackError: it cannot be written.
+    """
+    dense = writer.add_records(SectionType.DENSE, plan.dense, dense_records)
+    experts = writer.add_records(SectionType.EXPERTS, plan.experts, expert_records)
+    writer.add(SectionType.DENSE_TABLE, dense.encode())
+    writer.add(SectionType.EXPERT_TABLE, experts.encode())
+    for graph, data in zip(plan.graphs, graphs, strict=True):
+        writer.add(SectionType.GRAPH, data, graph.section, compress=True)
+    for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
+        if document:
+            writer.add(section_type, document, compress=True)
+    manifest = Manifest(
+        name=name,
+        content_id=content_id(plan.model, plan.layouts, dense, experts, documents),
+        model=plan.model,
+        layouts=plan.layouts,
+        graphs=plan.graphs,
+        device_configurations=(plan.device_configuration,),
+        provenance=provenance(),
+    )
+    writer.add(SectionType.MANIFEST, encode(manifest))
+    packed = Packed(writer.finish(), manifest, dense, experts)
+    _prove(packed)
+    return packed
+
+
+def _prove(packed: Packed) -> None:
+    """Hold the package to the rules before it gets its name."""
+    container, manifest = packed.container, packed.manifest
+    check_entries(container.superblock, container.entries)
+    check_manifest(decode_manifest(encode(manifest)), container)
+    check_tables(manifest, container, packed.dense, packed.experts)
+    check_device_configurations(manifest, packed.experts)

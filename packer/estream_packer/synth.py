@@ -1,0 +1,112 @@
+"""Makes a package of a model's shape with random weights: for benchmarks and for planning, without a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from estream_loader.progress import Progress, Quiet
+from estream_packer.packing import (
+    WRITER,
+    PackResult,
+    Task,
+    build_graphs,
+    job_count,
+    made,
+    worker_threads,
+    write_package,
+)
+from estream_packer.plan import Plan, plan_package
+from estream_packer.random_weights import RandomRecords
+from estream_packer.recipe import BuildOptions, check_options
+from estream_packer.writer import PackageWriter, check_output, check_space
+from estream_spec.manifest import Provenance
+from estream_spec.model import ModelDescription
+from estream_spec.records import RecordRange
+
+MAX_SEED: Final = (1 << 64) - 1
+NO_MEANING: Final = "the weights are random: good for measuring, and what the model says means nothing"
+NO_TOKENIZER: Final = "a synthetic package has no tokenizer, so it takes token ids and no text"
+
+
+class SynthResult(PackResult, frozen=True, kw_only=True):
+    """The synthetic package that was made.
+
+    Attributes:
+        seed: what its weights were drawn from.
+    """
+
+    seed: int
+
+
+def synthesise(
+    model: ModelDescription,
+    output: Path,
+    options: BuildOptions | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SynthResult:
+    """Write a package of random weights that route evenly.
+
+    It is a package like any other, and says in its name and its provenance what it is. Equal arguments give equal
+    bytes. As with a build, it appears under its name when it is whole.
+
+    Args:
+        model: its shape.
+        output: the package to write.
+        options: how weights are stored, as for a build; None takes the defaults.
+        seed: 0 to `MAX_SEED`; picks the weights.
+        progress: told how far it is.
+
+    Raises:
+        PackError: the options or the output are refused, or the disk has too little room.
+    """
+    begun = time.perf_counter()
+    options, progress = options or BuildOptions(), progress or Quiet()
+    assert 0 <= seed <= MAX_SEED, seed
+    check_options(options)
+    check_output(output)
+    jobs = job_count(options)
+    plan = plan_package(model, options)
+    check_space(output, plan.record_bytes)
+    graphs = build_graphs(plan)
+    numbers = count()
+    progress.begin("writing", plan.record_bytes)
+    with worker_threads(jobs) as workers, PackageWriter(output, options.page_shift) as writer:
+        records = RandomRecords(seed, len(model.layers))
+        packed = write_package(
+            writer,
+            plan,
+            graphs,
+            made(_tasks(records, plan, plan.dense, numbers), workers, jobs, progress),
+            made(_tasks(records, plan, plan.experts, numbers), workers, jobs, progress),
+            name=options.name or f"synthetic {model.family}",
+            provenance=lambda: Provenance(
+                writer=f"{WRITER}, synthetic weights of seed {seed}", licence=options.licence
+            ),
+        )
+        writer.commit()
+    return SynthResult(
+        output=os.fsencode(output).decode(errors="replace"),
+        file_id=packed.file_id,
+        content_id=packed.content_id,
+        seed=seed,
+        seconds=time.perf_counter() - begun,
+        summary=packed.summary(),
+        notices=(NO_MEANING, NO_TOKENIZER),
+    )
+
+
+def _tasks(
+    records: RandomRecords, plan: Plan, ranges: tuple[RecordRange, ...], numbers: Iterator[int]
+) -> Iterator[Task]:
+    """A task for each record of some ranges."""
+    for each in ranges:
+        for _ in range(each.count):
+            make = partial(records.make, next(numbers), plan.layout(each), each.record_length)
+            yield Task(make, cost=each.record_length, amount=each.record_length)
