@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol, Self, runtime_checkable
 
+from estream_loader.direct import DirectFile
 from estream_spec.errors import LinkError
 from estream_spec.rulebook import refusal
 
@@ -87,6 +88,14 @@ class FileSource:
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """See `ByteSource.read_into`."""
         return os.preadv(self._descriptor, [buffer], self._base + offset)
+
+    def open_direct(self) -> DirectFile:
+        """Open the same file once more, to be read past the page cache; the caller closes it.
+
+        Raises:
+            OSError: the system refuses; its `strerror` says why.
+        """
+        return DirectFile(self._descriptor, self._base)
 
     def close(self) -> None:
         """Close the file if this source opened it; closing twice is harmless."""
