@@ -84,14 +84,12 @@ def head_s(model: ModelDescription, profile: DeviceProfile) -> float:
 def activation_bytes(model: ModelDescription, tokens: int) -> int:
     """Memory that grows with the prompt: activations, keys and values of the layer at work, in f32.
 
-    A token has four rows of the residual stream's width, one for each of its experts, and its projections.
+    A token has six rows of the residual stream's width, such as what enters and leaves experts, and its projections.
     """
-    widest = max(
-        (model.expert_block(layer).router.top_k + 4) * model.hidden
-        + (2 * attention.heads + 2 * attention.key_value_heads) * attention.head_dim
-        for layer in range(len(model.layers))
-        for attention in [model.attention(layer)]
+    heads = max(
+        2 * (attention.heads + attention.key_value_heads) * attention.head_dim for attention in model.attentions
     )
+    widest = 6 * model.hidden + heads
     return 4 * (tokens * widest + model.vocabulary)
 
 

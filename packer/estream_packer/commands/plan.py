@@ -1,0 +1,68 @@
+"""`estream-pack plan`: choose how to run a model on a device, and say what that will cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from estream_loader.console import size
+
+
+def prompt_lengths(text: str) -> tuple[int, ...]:
+    """Tokens of one or several prompts: `512`, or `64,512,4096`."""
+    lengths = text.split(",")
+    if not all(each.isascii() and each.isdigit() and 0 < int(each) < 1 << 24 for each in lengths):
+        raise click.BadParameter(f"{text!r} is not a list of numbers of tokens such as 64,512")
+    return tuple(dict.fromkeys(map(int, lengths)))
+
+
+@click.command(short_help="Choose arena, group size and depth for a device.")
+@click.argument("model", metavar="PACKAGE_OR_SHAPE")
+@click.option("--profile", required=True, help="The device: a profile's name or file.")
+@click.option("--memory", type=size, metavar="SIZE", required=True, help="Most memory for everything, such as 1G.")
+@click.option(
+    "--prompt",
+    "prompts",
+    type=prompt_lengths,
+    metavar="N[,N...]",
+    default="512",
+    show_default=True,
+    help="Tokens of the prompts to plan for.",
+)
+@click.option("--svg", type=click.Path(path_type=Path), help="Draw arena against time to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plans as JSON.")
+def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg: Path | None, as_json: bool) -> None:
+    """Choose how to run PACKAGE_OR_SHAPE, a package or the name of a published model's shape, on a device.
+
+    For each prompt length: the arena, the group size, how many groups are read ahead, how many reads are outstanding,
+    and when reads start; what that will cost; and what more or less memory would do.
+
+    `configure` puts a choice into a package.
+    """
+    from estream_loader.console import print_json
+    from estream_packer.planning import find_profile, plan_prompts, plan_tables, seconds_text
+    from estream_packer.small_files import write_over
+
+    planned = plan_prompts(model, find_profile(profile), memory, prompts)
+    if svg is not None:
+        from estream_packer.frontier_picture import frontier_svg
+
+        write_over(svg, frontier_svg(planned).encode())
+    if planned.estimated:
+        click.echo(f"notice: estimated figures of {planned.profile}: {', '.join(planned.estimated)}", err=True)
+    if as_json:
+        print_json(planned)
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for table in plan_tables(planned):
+        console.print(table)
+        console.print()
+    for plan in planned.plans:
+        if plan.choice.mode == "resident":
+            click.echo(f"all experts are read once, before any prompt, in {seconds_text(plan.choice.load_s)}")
+            break
+    if svg is not None:
+        click.echo(f"wrote {svg}")

@@ -1,0 +1,134 @@
+"""Draws arena against time as SVG, one line per prompt length, by hand: no library is worth a chart of some lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log2, log10
+from typing import Final
+
+from estream_packer.planning import Planned, bytes_text, seconds_text
+from estream_spec.planner import PromptPlan
+
+WIDTH: Final = 890
+LEFT: Final = 72
+RIGHT: Final = 650
+TOP: Final = 64
+PLOT_HEIGHT: Final = 352
+"""Pixels, or as many as the labels need."""
+BELOW: Final = 64
+"""Pixels below the plot."""
+LABEL_GAP: Final = 32
+"""Pixels between the labels of two lines, which have two rows each."""
+COLOURS: Final = ("#1f5fa8", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0f766e", "#854d0e", "#475569")
+UNITS: Final = (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0))
+STEPS: Final = (1, 2, 5)
+"""Numbers per power of ten that have a tick on the time axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A logarithmic axis: numbers from `low` to `high` go from pixel `start` to pixel `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + log10(value / self.low) / log10(self.high / self.low) * (self.end - self.start)
+
+
+def frontier_svg(planned: Planned) -> str:
+    """The picture: a step of a line is the time that becomes possible with an arena of that size."""
+    points = [each for plan in planned.plans for each in (*plan.frontier, plan.choice)]
+    arenas, times = [each.arena_bytes for each in points], [each.time_s for each in points]
+    bottom = TOP + max(PLOT_HEIGHT, LABEL_GAP * len(planned.plans))
+    x = _Axis(2 ** floor(log2(min(arenas))), 2 ** ceil(log2(max(arenas) + 1)), LEFT, RIGHT)
+    y = _Axis(min(times) / 1.3, max(times) * 1.3, bottom, TOP)
+    title = f"{planned.model} on {planned.profile}, {bytes_text(planned.memory_bytes)} of memory"
+    height = bottom + BELOW
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+        ' font-family="system-ui, sans-serif" font-size="12" fill="#334155">',
+        f"<title>{escape(title)}: time to first token by arena size</title>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        _text(LEFT, 26, title, 'font-size="15" font-weight="600" fill="#0f172a"'),
+        _text(LEFT, 45, "time to first token by arena size; ● chosen, ○ above the memory cap"),
+        *_arena_ticks(x, bottom),
+        *_time_ticks(y),
+        _text((LEFT + RIGHT) / 2, bottom + 44, "arena", 'text-anchor="middle"'),
+    ]
+    for number, (plan, label_y) in enumerate(zip(planned.plans, _labels(planned.plans, y), strict=True)):
+        parts += _line(plan, COLOURS[number % len(COLOURS)], label_y, x, y)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _line(plan: PromptPlan, colour: str, label_y: float, x: _Axis, y: _Axis) -> list[str]:
+    """One prompt length: steps to the right edge, a mark for each way to run it, and what was chosen."""
+    corners = [f"M{x(plan.frontier[0].arena_bytes):.1f},{y(plan.frontier[0].time_s):.1f}"]
+    corners += [f"H{x(each.arena_bytes):.1f}V{y(each.time_s):.1f}" for each in plan.frontier[1:]]
+    parts = [f'<path d="{"".join(corners)}H{RIGHT}" fill="none" stroke="{colour}" stroke-width="1.6"/>']
+    for each in plan.frontier:
+        fill = "#ffffff" if each.arena_bytes > plan.arena_cap else colour
+        parts.append(_circle(x(each.arena_bytes), y(each.time_s), 2.6, fill, colour))
+    choice = plan.choice
+    parts.append(_circle(x(choice.arena_bytes), y(choice.time_s), 6, colour, "#ffffff"))
+    end = y(plan.frontier[-1].time_s)
+    parts.append(f'<path d="M{RIGHT},{end:.1f}L{RIGHT + 12},{label_y - 4:.1f}" stroke="{colour}" stroke-width="0.8"/>')
+    what = f"{choice.mode}: {bytes_text(choice.arena_bytes)}, {seconds_text(choice.time_s)}"
+    parts.append(_text(RIGHT + 16, label_y, f"{plan.tokens:,} tokens", f'fill="{colour}" font-weight="600"'))
+    return [*parts, _text(RIGHT + 16, label_y + 14, what, f'fill="{colour}"')]
+
+
+def _labels(plans: Sequence[PromptPlan], y: _Axis) -> list[float]:
+    """Where each line's label stands: at the line's end, moved until no two overlap."""
+    order = sorted(range(len(plans)), key=lambda index: y(plans[index].frontier[-1].time_s))
+    places = [y(plans[index].frontier[-1].time_s) for index in order]
+    for place in range(1, len(places)):
+        places[place] = max(places[place], places[place - 1] + LABEL_GAP)
+    over = max(0.0, places[-1] - (y.start - 14))
+    places[-1] -= over
+    for place in range(len(places) - 2, -1, -1):
+        places[place] = min(places[place], places[place + 1] - LABEL_GAP)
+    return [places[order.index(index)] for index in range(len(plans))]
+
+
+def _arena_ticks(x: _Axis, bottom: float) -> list[str]:
+    """A line at powers of two, or at every other one or third where there are many."""
+    low, high = round(log2(x.low)), round(log2(x.high))
+    step = max(1, ceil((high - low) / 9))
+    parts = []
+    for power in range(low, high + 1, step):
+        at = x(2**power)
+        parts.append(f'<path d="M{at:.1f},{TOP}V{bottom}" stroke="#e2e8f0"/>')
+        parts.append(_text(at, bottom + 18, _power_text(power), 'text-anchor="middle"'))
+    return parts
+
+
+def _time_ticks(y: _Axis) -> list[str]:
+    """A line at 1, 2 and 5 of each power of ten."""
+    powers = range(floor(log10(y.low)), ceil(log10(y.high)) + 1)
+    ticks = [step * 10.0**power for power in powers for step in STEPS]
+    parts = []
+    for tick in ticks:
+        if y.low <= tick <= y.high:
+            at = y(tick)
+            parts.append(f'<path d="M{LEFT},{at:.1f}H{RIGHT}" stroke="#e2e8f0"/>')
+            label = f"{tick:g} s" if tick >= 1 else f"{tick * 1e3:g} ms"
+            parts.append(_text(LEFT - 8, at + 4, label, 'text-anchor="end"'))
+    return parts
+
+
+def _power_text(power: int) -> str:
+    unit, shift = next((unit, shift) for unit, shift in UNITS if power >= shift)
+    return f"{1 << (power - shift)} {unit}"
+
+
+def _circle(x: float, y: float, radius: float, fill: str, stroke: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{stroke}" stroke-width="1.2"/>'
+
+
+def _text(x: float, y: float, text: str, attributes: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(text)}</text>'

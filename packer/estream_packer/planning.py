@@ -1,0 +1,189 @@
+"""Plans for a package or a named shape: finds the model and the device, asks the planner, lays the answer out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from estream_loader import Package, open_package
+from estream_packer.plan import plan_package
+from estream_packer.recipe import BuildOptions
+from estream_spec.errors import PackError
+from estream_spec.model import ModelDescription
+from estream_spec.planner import Prediction, PromptPlan, configure
+from estream_spec.profile import MAX_PROFILE_LENGTH, Described, DeviceProfile, decode_profile
+from estream_spec.profiles import shipped_profile, shipped_profiles
+from estream_spec.records import RecordRange
+from estream_spec.shapes import SHAPES
+from estream_spec.workload import Workload
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """Plans for several prompt lengths.
+
+    Attributes:
+        model: the package's name for it, or the shape's.
+        profile: the device profile's name.
+        estimated: figures of the profile that nobody measured or published.
+        memory_bytes: the cap.
+        dense_bytes: weights other than experts that stay in memory.
+        expert_bytes: bytes of all experts.
+        plans: one for each length, in the order given.
+    """
+
+    model: str
+    profile: str
+    estimated: tuple[str, ...]
+    memory_bytes: int
+    dense_bytes: int
+    expert_bytes: int
+    plans: tuple[PromptPlan, ...]
+
+
+def find_workload(name: str) -> tuple[str, Workload]:
+    """A model as it is stored, and what to call it.
+
+    Args:
+        name: a package's path or the name of a shape, which is then stored as `build` does by default.
+
+    Raises:
+        PackError: neither a file nor a shape has that name.
+        EmoeError: the package is refused.
+    """
+    path = Path(name)
+    if path.exists():
+        with open_package(path) as package:
+            return package.manifest.name, package_workload(package)
+    if name not in SHAPES:
+        hint = f"shapes are {', '.join(SHAPES)}"
+        raise PackError("no such package, and no shape of that name", path=name, hint=hint)
+    plan = plan_package(SHAPES[name], BuildOptions())
+    return name, _workload(SHAPES[name], plan.dense, plan.experts)
+
+
+def package_workload(package: Package) -> Workload:
+    """The model of a package as it is stored."""
+    return _workload(package.manifest.model, package.dense.table.ranges, package.experts.table.ranges)
+
+
+def find_profile(name: str) -> DeviceProfile:
+    """A profile that comes with this program, or one from a file.
+
+    Raises:
+        PackError: there is neither.
+        MalformedError: the file is no profile.
+    """
+    if name in shipped_profiles():
+        return shipped_profile(name)
+    try:
+        with Path(name).open("rb") as file:
+            data = file.read(MAX_PROFILE_LENGTH + 1)
+    except OSError as error:
+        hint = f"give a file, or one of {', '.join(shipped_profiles())}"
+        message = (error.strerror or os.strerror(error.errno or 0)).lower()
+        raise PackError(f"profile cannot be read: {message}", path=name, hint=hint) from None
+    return decode_profile(data, name)
+
+
+def plan_prompts(name: str, profile: DeviceProfile, memory_bytes: int, prompts: Sequence[int]) -> Planned:
+    """Plan each prompt length.
+
+    Args:
+        name: as for `find_workload`.
+        profile: the device.
+        memory_bytes: most memory for everything.
+        prompts: tokens of each prompt.
+
+    Raises:
+        PackError: a prompt is longer than the model's context.
+        LinkError: the model cannot run in so little memory on this device.
+    """
+    model, workload = find_workload(name)
+    longest = workload.model.context_length
+    if max(prompts) > longest:
+        raise PackError(f"a prompt of {max(prompts)} tokens, expected at most the model's {longest}", path="--prompt")
+    return Planned(
+        model=model,
+        profile=profile.name,
+        estimated=tuple(_estimated(profile)),
+        memory_bytes=memory_bytes,
+        dense_bytes=workload.dense_bytes,
+        expert_bytes=workload.expert_bytes,
+        plans=tuple(configure(workload, profile, memory_bytes, tokens) for tokens in prompts),
+    )
+
+
+def plan_tables(planned: Planned) -> Iterator[Table]:
+    """The choices, one row per prompt length; then the frontier of each. They fit a terminal of 80 columns."""
+    headings = ("prompt", "mode", "arena", "group", "depth", "lanes", "time", "bubble", "I/O floor")
+    choices = _table(headings)
+    for plan in planned.plans:
+        choice = plan.choice
+        cells = (*_sizes(choice), str(choice.lanes), *_costs(choice), seconds_text(choice.io_floor_s))
+        choices.add_row(f"{plan.tokens:,}", choice.mode, *cells)
+    yield choices
+    for plan in planned.plans:
+        table = _table(("mode", "arena", "group", "depth", "time", "bubble", ""))
+        table.title = f"arena against time, a prompt of {plan.tokens:,}"
+        for each in plan.frontier:
+            remark = "chosen" if each == plan.choice else "above the cap" if each.arena_bytes > plan.arena_cap else ""
+            table.add_row(each.mode, *_sizes(each), *_costs(each), remark)
+        yield table
+
+
+def seconds_text(seconds: float) -> str:
+    """A time as people read it."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes as people read it, in units of 1024 as the options take them."""
+    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
+
+
+def _table(headings: Sequence[str]) -> Table:
+    """A plain table; all but words is set to the right."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in {"mode", ""} else "right")
+    return table
+
+
+def _sizes(each: Prediction) -> tuple[str, str, str]:
+    depth = "all" if each.mode == "resident" else str(each.prefetch_depth)
+    return bytes_text(each.arena_bytes), str(each.group_size), depth
+
+
+def _costs(each: Prediction) -> tuple[str, str]:
+    return seconds_text(each.time_s), f"{each.bubble:.1%}"
+
+
+def _workload(model: ModelDescription, dense: Sequence[RecordRange], experts: Sequence[RecordRange]) -> Workload:
+    """From the ranges of both tables. Of an embedding that is not the head too, only rows are read."""
+    resident = dense if model.tied_head else dense[1:]
+    return Workload(
+        model=model,
+        record_lengths=tuple(each.record_length for each in experts),
+        dense_bytes=sum(each.count * each.record_length for each in resident),
+    )
+
+
+def _estimated(profile: DeviceProfile) -> Iterator[str]:
+    """Names of the fields that hold an estimated figure."""
+    fields = msgspec.structs.asdict(profile) | {
+        f"experts.{name}": value for name, value in msgspec.structs.asdict(profile.experts).items()
+    }
+    for name, value in fields.items():
+        figures = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(figure, Described) and figure.basis == "estimated" for figure in figures):
+            yield name

@@ -1,0 +1,78 @@
+"""Plans on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Built, Pack
+
+PHONE = ("--profile", "snapdragon-8-elite-gen-5")
+
+
+def test_plan_of_a_shape_shows_a_row_for_each_prompt_and_the_frontier(pack: Pack) -> None:
+    status, out, err = pack("plan", "olmoe-1b-7b", "--profile", "ufs-4.1", "--memory", "1G", "--prompt", "1,512")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert " ".join(rows[0]) == "prompt mode arena group depth lanes time bubble I/O floor"
+    assert rows[1][:2] == ["1", "on-demand"]
+    assert rows[2][:2] == ["512", "paged"]
+    assert "arena against time, a prompt of 512" in out
+    assert out.count("chosen") == 2
+    assert "above the cap" in out
+    assert err.startswith("notice: estimated figures of ufs-4.1: read_rates, ")
+
+
+def test_json_has_choice_and_frontier(pack: Pack) -> None:
+    status, out, _ = pack("plan", "mixtral-8x7b", "--profile", "nvme", "--memory", "3G", "--json")
+    found = json.loads(out)
+    [plan] = found["plans"]
+    choice = plan["choice"]
+    assert status == 0
+    assert (found["model"], found["profile"], plan["tokens"]) == ("mixtral-8x7b", "nvme", 512)
+    assert choice["time_s"] >= max(choice["io_floor_s"], choice["compute_floor_s"])
+    assert choice["arena_bytes"] <= plan["arena_cap"]
+    arenas = [each["arena_bytes"] for each in plan["frontier"]]
+    assert arenas == sorted(arenas)
+
+
+def test_package_that_fits_stays_resident(built: Built, pack: Pack) -> None:
+    status, out, _ = pack("plan", built(), "--profile", "ufs-4.0", "--memory", "1G", "--prompt", "16")
+    assert status == 0
+    assert out.splitlines()[1].split()[:2] == ["16", "resident"]
+    assert out.splitlines()[-1].startswith("all experts are read once, before any prompt, in ")
+
+
+def test_picture_is_written(tmp_path: Path, pack: Pack) -> None:
+    picture = tmp_path / "frontier.svg"
+    status, out, _ = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "1G", "--svg", picture)
+    assert status == 0
+    assert out.splitlines()[-1] == f"wrote {picture}"
+    assert picture.read_text().startswith("<svg ")
+
+
+@pytest.mark.parametrize("prompts", ["", "0", "64,", "64,x", "-1", "²", "99999999"])
+def test_wrong_prompt_lengths_are_a_usage_error(prompts: str, pack: Pack) -> None:
+    status, _, err = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "1G", f"--prompt={prompts}")
+    assert status == 2
+    assert "is not a list of numbers of tokens such as 64,512" in err
+
+
+def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path, pack: Pack) -> None:
+    picture = tmp_path / "frontier.svg"
+    status, out, err = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "64M", "--svg", picture)
+    assert (status, out) == (1, "")
+    assert "67108864 bytes of memory for a prompt of 512 tokens, expected at least " in err
+    assert "hint: weights other than experts take " in err
+    assert not picture.exists()
+
+
+def test_unknown_names_are_refused_with_the_known_ones(pack: Pack) -> None:
+    status, _, err = pack("plan", "gpt", *PHONE, "--memory", "1G")
+    assert status == 1
+    assert "hint: shapes are olmoe-1b-7b, " in err
+    status, _, err = pack("plan", "olmoe-1b-7b", "--profile", "toaster", "--memory", "1G")
+    assert status == 1
+    assert "error: profile cannot be read: no such file or directory (at toaster)" in err

@@ -1,0 +1,134 @@
+"""Plans of packages and shapes, as tables and as a picture."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from estream_loader import open_package
+from estream_packer.frontier_picture import frontier_svg
+from estream_packer.planning import (
+    Planned,
+    bytes_text,
+    find_profile,
+    find_workload,
+    package_workload,
+    plan_prompts,
+    seconds_text,
+)
+from estream_spec.errors import LinkError, MalformedError, PackError
+from estream_spec.profile import encode_profile
+from estream_spec.profiles import shipped_profile
+from fixtures.estream import device
+from fixtures.packed import PackageFactory
+
+SVG = "{http://www.w3.org/2000/svg}"
+GIB = 1 << 30
+
+
+def planned(*prompts: int, memory: int = 3 * GIB) -> Planned:
+    return plan_prompts("olmoe-1b-7b", device(), memory, prompts)
+
+
+def test_shape_is_stored_as_build_does_it() -> None:
+    name, workload = find_workload("olmoe-1b-7b")
+    assert name == "olmoe-1b-7b"
+    assert workload.expert_counts == (64,) * 16
+    assert workload.expert_bytes == pytest.approx(16 * 64 * 3 * 2048 * 1024 * 4.25 / 8, rel=0.01)
+    dense = 16 * 4 * 2048**2 + 2048 * 50304
+    assert workload.dense_bytes == pytest.approx(dense, rel=0.05)
+
+
+def test_package_is_planned_as_it_is(packed: PackageFactory) -> None:
+    with open_package(packed()) as package:
+        workload = package_workload(package)
+        experts = package.experts.table
+        assert workload.expert_bytes == sum(each.count * each.record_length for each in experts.ranges)
+        embedding = package.dense.table.ranges[0].record_length
+        assert workload.dense_bytes == sum(each.record_length for each in package.dense.table.ranges) - embedding
+    assert find_workload(str(packed()))[1] == workload
+
+
+def test_tied_embedding_stays_in_memory(packed: PackageFactory) -> None:
+    with open_package(packed("tied")) as package:
+        ranges = package.dense.table.ranges
+        assert package_workload(package).dense_bytes == sum(each.record_length for each in ranges)
+
+
+def test_unknown_model_lists_the_shapes() -> None:
+    with pytest.raises(PackError, match="no such package") as caught:
+        find_workload("olmoe")
+    assert caught.value.hint == "shapes are olmoe-1b-7b, mixtral-8x7b, qwen3-30b-a3b"
+
+
+def test_profile_is_found_by_name_or_file(tmp_path: Path) -> None:
+    assert find_profile("ufs-4.0") == shipped_profile("ufs-4.0")
+    path = tmp_path / "phone.json"
+    path.write_bytes(encode_profile(device()))
+    assert find_profile(str(path)) == device()
+    path.write_bytes(b"{}")
+    with pytest.raises(MalformedError, match="missing required field `name`"):
+        find_profile(str(path))
+    with pytest.raises(PackError, match="no such file") as caught:
+        find_profile(str(tmp_path / "none"))
+    assert caught.value.hint is not None
+    assert "snapdragon-8-elite-gen-5" in caught.value.hint
+
+
+def test_prompt_beyond_the_context_and_too_little_memory_are_refused() -> None:
+    with pytest.raises(PackError, match="prompt of 4097 tokens, expected at most the model's 4096"):
+        planned(1, 4097)
+    with pytest.raises(LinkError, match="expected at least"):
+        planned(512, memory=1 << 20)
+
+
+def test_figures_that_are_only_estimated_are_named() -> None:
+    neutral = plan_prompts("olmoe-1b-7b", shipped_profile("ufs-4.0"), GIB, [64]).estimated
+    assert "experts.flops" in neutral
+    assert "read_rates" not in neutral
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0123, "12.3 ms"), (0.9994, "999.4 ms"), (1.234, "1.23 s"), (0, "0.0 ms")]
+)
+def test_seconds(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_bytes() -> None:
+    assert [bytes_text(count) for count in (1 << 19, 5 << 20, 3 << 29)] == ["0.5 MiB", "5.0 MiB", "1.50 GiB"]
+
+
+def test_picture_draws_each_frontier_and_choice() -> None:
+    plans = planned(1, 512, 4096, memory=GIB)
+    picture = ElementTree.fromstring(frontier_svg(plans))
+    marks = picture.findall(f"{SVG}circle")
+    assert len(marks) == sum(len(plan.frontier) + 1 for plan in plans.plans)
+    hollow = [mark for mark in marks if mark.get("fill") == "#ffffff"]
+    above = [each for plan in plans.plans for each in plan.frontier if each.arena_bytes > plan.arena_cap]
+    assert len(hollow) == len(above) > 0
+    texts = [text.text for text in picture.iter(f"{SVG}text")]
+    assert {"1 tokens", "512 tokens", "4,096 tokens"} <= set(texts)
+
+
+@pytest.mark.parametrize("count", [1, 3, 13])
+def test_labels_of_a_picture_do_not_overlap_and_stay_inside(count: int) -> None:
+    picture = ElementTree.fromstring(frontier_svg(planned(*range(64, 64 + count))))
+    places = sorted(
+        float(text.get("y", 0)) for text in picture.iter(f"{SVG}text") if (text.text or "").endswith(" tokens")
+    )
+    assert len(places) == count
+    assert all(later - earlier > 31.9 for earlier, later in pairwise(places))
+    assert places[0] > 50
+    assert places[-1] + 14 < float(picture.get("height", 0)) - 60
+
+
+def test_picture_escapes_names() -> None:
+    plans = planned(64)
+    odd = Planned(
+        **{field: getattr(plans, field) for field in plans.__struct_fields__ if field != "model"}, model='<&"'
+    )
+    assert '<&"' in (ElementTree.fromstring(frontier_svg(odd)).findtext(f"{SVG}title") or "")
