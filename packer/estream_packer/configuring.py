@@ -1,18 +1,22 @@
-"""Adds device configurations to a package where it is used, and takes them away again. FORMAT.md section 6.7."""
+"""Adds device configurations and their programs to a package where it is used, and takes them away again."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from itertools import count
 from typing import Final
 
 from estream_loader import Package
 from estream_packer.editing import Changes, NewSection
+from estream_packer.schedules import program_for
 from estream_spec.constants import SectionType
 from estream_spec.errors import PackError
-from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS
+from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS, MAX_SCHEDULES
 from estream_spec.manifest import DeviceConfiguration, decode_device_configuration
 from estream_spec.messagepack import encode
 from estream_spec.records import DirectoryEntry
 from estream_spec.rules import check_device_configuration
+from estream_spec.schedule import Phase
 
 MAX_ID: Final = (1 << 32) - 1
 
@@ -32,8 +36,11 @@ def local_configurations(package: Package) -> dict[DirectoryEntry, DeviceConfigu
 def configure_changes(package: Package, choice: DeviceConfiguration) -> Changes:
     """What an edit does that makes a device configuration the default: it replaces an added one of that name.
 
+    The configuration comes with a program, unless the package has one for it.
+
     Raises:
         FormatError: the arena has no room for the banks, or the package is at fault.
+        LinkError: there are too many groups for one program.
         PackError: there is no room for another one.
     """
     path = "device configuration"
@@ -49,11 +56,13 @@ def configure_changes(package: Package, choice: DeviceConfiguration) -> Changes:
         message = f"package has {len(others)} local device configurations, the last with id {highest}"
         limits = f"the limits are {MAX_DEVICE_CONFIGURATIONS} and {MAX_ID}"
         raise PackError(f"{message}: {limits}", path=package.source.name, hint="remove one first, with --remove")
-    return Changes(add=(NewSection(type=SectionType.DEVICE_CONFIGURATION, id=highest + 1, data=data),), remove=own)
+    added = NewSection(type=SectionType.DEVICE_CONFIGURATION, id=highest + 1, data=data)
+    stale = _stale_programs(package, own.values(), [choice, *others.values()])
+    return Changes(add=(added, *_program(package, choice, stale)), remove=[*own, *stale])
 
 
 def unconfigure_changes(package: Package, name: str) -> Changes:
-    """What an edit does that takes an added device configuration away.
+    """What an edit does that takes an added device configuration away, and programs that were for it alone.
 
     Raises:
         FormatError: the package is at fault.
@@ -64,7 +73,37 @@ def unconfigure_changes(package: Package, name: str) -> Changes:
         names = ", ".join(repr(choice.name) for choice in others.values())
         hint = f"there are {names}" if others else "none was ever added; those in the manifest stay"
         raise PackError(f"no local device configuration {name!r}", path=package.source.name, hint=hint)
-    return Changes(remove=own)
+    return Changes(remove=[*own, *_stale_programs(package, own.values(), others.values())])
+
+
+def _stale_programs(
+    package: Package, gone: Collection[DeviceConfiguration], local: Collection[DeviceConfiguration]
+) -> list[DirectoryEntry]:
+    """Programs for configurations that go and for none that stays, here or in the manifest."""
+    kept = [*local, *package.manifest.device_configurations]
+    return [
+        entry
+        for entry, program in package.schedules.items()
+        if any(map(program.matches, gone)) and not any(map(program.matches, kept))
+    ]
+
+
+def _program(package: Package, choice: DeviceConfiguration, stale: Collection[DirectoryEntry]) -> Iterator[NewSection]:
+    """The program to add for a configuration, where the package has none.
+
+    Raises:
+        LinkError: there are too many groups for one program.
+        PackError: there is no room for another one.
+    """
+    if package.program(choice, Phase.PREFILL) is not None:
+        return
+    kept = {entry.id for entry in package.schedules if entry not in stale}
+    if len(kept) >= MAX_SCHEDULES:
+        message = f"package has {len(kept)} schedules, the limit is {MAX_SCHEDULES}"
+        raise PackError(message, path=package.source.name, hint="remove configurations with --remove")
+    program = program_for(package.expert_shape, choice)
+    free = next(number for number in count() if number not in kept)
+    yield NewSection(type=SectionType.SCHEDULE, id=free, data=program.encode())
 
 
 def _by_name(

@@ -11,6 +11,7 @@ from msgspec import Struct
 from estream_loader import Package
 from estream_loader.integrity import notices
 from estream_packer.configuring import local_configurations
+from estream_packer.schedules import ScheduleSummary, summarise_schedules
 from estream_packer.signing import SignatureSummary, summarise_signatures
 from estream_packer.summary import Summary, summarise
 from estream_spec.constants import DATA_START, KNOWN_SECTIONS, Codec, SectionType
@@ -18,7 +19,7 @@ from estream_spec.container import Container
 from estream_spec.manifest import DeviceConfiguration, Graph
 from estream_spec.model import Attention, ExpertBlock, ModelDescription
 
-SEVERAL: Final = (SectionType.GRAPH, SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE)
+SEVERAL: Final = (SectionType.GRAPH, SectionType.SCHEDULE, SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE)
 """Types of which a package may have several sections, told apart by their ids."""
 
 
@@ -86,6 +87,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         graphs: compiled graphs.
         local_device_configurations: how to run here, added where the package is used; the first is the default.
         device_configurations: how to run on one kind of device; without local ones the first is the default.
+        schedules: the programs in the package, in the order of the directory.
         signatures: who signed it; they are no reason to trust it, see `verify`.
         writer: the program that wrote the package.
         licence: SPDX expression of the weights' licence, or empty.
@@ -106,6 +108,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     graphs: tuple[Graph, ...]
     local_device_configurations: tuple[DeviceConfiguration, ...]
     device_configurations: tuple[DeviceConfiguration, ...]
+    schedules: tuple[ScheduleSummary, ...]
     signatures: tuple[SignatureSummary, ...]
     writer: str
     licence: str
@@ -134,6 +137,7 @@ def inspect_package(package: Package) -> Inspection:
         graphs=manifest.graphs,
         local_device_configurations=tuple(reversed(local_configurations(package).values())),
         device_configurations=manifest.device_configurations,
+        schedules=tuple(summarise_schedules(package)),
         signatures=tuple(summarise_signatures(package)),
         writer=manifest.provenance.writer,
         licence=manifest.provenance.licence,

@@ -16,6 +16,7 @@ from estream_loader.progress import Progress
 from estream_packer.graphs import build_graph
 from estream_packer.plan import Plan
 from estream_packer.recipe import BuildOptions
+from estream_packer.schedules import program_for
 from estream_packer.summary import Summary, summarise
 from estream_packer.writer import PackageWriter, PackedRecord
 from estream_spec import __version__
@@ -25,6 +26,8 @@ from estream_spec.manifest import Manifest, Provenance, content_id, decode_manif
 from estream_spec.messagepack import encode
 from estream_spec.records import RecordTable
 from estream_spec.rules import check_device_configurations, check_manifest, check_tables
+from estream_spec.schedule import ExpertShape, Program
+from estream_spec.schedule_verifier import verify_program
 
 IN_FLIGHT_BYTES: Final = 1 << 28
 """Memory for records being made or waiting to be written; a single larger record has it to itself."""
@@ -69,6 +72,7 @@ class Packed:
     manifest: Manifest
     dense: RecordTable
     experts: RecordTable
+    program: Program
 
     @property
     def file_id(self) -> str:
@@ -165,6 +169,8 @@ def write_package(
     for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
         if document:
             writer.add(section_type, document, compress=True)
+    program = program_for(ExpertShape.of(experts), plan.device_configuration)
+    writer.add(SectionType.SCHEDULE, program.encode(), compress=True)
     manifest = Manifest(
         name=name,
         content_id=content_id(plan.model, plan.layouts, dense, experts, documents),
@@ -175,7 +181,7 @@ def write_package(
         provenance=provenance(),
     )
     writer.add(SectionType.MANIFEST, encode(manifest))
-    packed = Packed(writer.finish(), manifest, dense, experts)
+    packed = Packed(writer.finish(), manifest, dense, experts, program)
     _prove(packed)
     return packed
 
@@ -187,3 +193,4 @@ def _prove(packed: Packed) -> None:
     check_manifest(decode_manifest(encode(manifest)), container)
     check_tables(manifest, container, packed.dense, packed.experts)
     check_device_configurations(manifest, packed.experts)
+    verify_program(packed.program, ExpertShape.of(packed.experts))

@@ -38,6 +38,7 @@ SMALL_SECTIONS: Final[Mapping[int, str]] = {
     SectionType.CHAT_TEMPLATE: "chat template",
     SectionType.MANIFEST: "manifest",
     SectionType.DEVICE_CONFIGURATION: "device configurations",
+    SectionType.SCHEDULE: "schedules",
     SectionType.SIGNATURE: "signatures",
     SectionType.FREE: "free",
 }

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import Pack
+from cli.conftest import Built, Pack
 from estream_loader import open_package
+from estream_packer.schedules import program_for
 from estream_spec.constants import SectionType
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.messagepack import encode
@@ -164,3 +165,53 @@ def test_faults_are_refused(package: Path, tmp_path: Path, pack: Pack) -> None:
     status, _, err = pack("configure", tmp_path / "absent", "--name", "phone", *SIZES)
     assert status == 1
     assert "package cannot be edited: no such file or directory" in err
+
+
+def schedules(path: Path) -> list[tuple[int, int, int, int]]:
+    """Section id and sizes of each program."""
+    with open_package(path) as package:
+        return [
+            (entry.id, each.arena_bytes, each.group_size, each.prefetch_depth)
+            for entry, each in package.schedules.items()
+        ]
+
+
+def test_a_program_comes_with_the_configuration_and_goes_with_it(package: Path, pack: Pack) -> None:
+    assert pack("configure", package, "--name", "phone", *SIZES)[0] == 0
+    assert pack("configure", package, "--name", "tablet", "--arena", "64K", *SIZES[2:])[0] == 0
+    assert schedules(package) == [(0, 1 << 20, 2, 1), (1, 1 << 16, 2, 1)]
+    pack("configure", package, "--name", "other", *SIZES)
+    assert schedules(package) == [(0, 1 << 20, 2, 1), (1, 1 << 16, 2, 1)]
+    pack("configure", package, "--name", "phone", "--remove")
+    assert schedules(package) == [(0, 1 << 20, 2, 1), (1, 1 << 16, 2, 1)]
+    pack("configure", package, "--name", "other", "--arena", "2M", *SIZES[2:])
+    assert sorted(schedules(package)) == [(0, 2 << 20, 2, 1), (1, 1 << 16, 2, 1)]
+    pack("configure", package, "--name", "other", "--remove")
+    pack("configure", package, "--name", "tablet", "--remove")
+    assert schedules(package) == []
+    assert pack("validate", package)[1] == "valid\n"
+
+
+def test_a_program_of_a_configuration_in_the_manifest_stays(built: Built, tmp_path: Path, pack: Pack) -> None:
+    path = tmp_path / "built.emoe"
+    path.write_bytes(built().read_bytes())
+    with open_package(path) as package:
+        [generic] = package.device_configurations
+    sizes = "--arena", generic.arena_bytes, "--group-size", generic.group_size
+    pack("configure", path, "--name", "same", *sizes, "--prefetch-depth", generic.prefetch_depth)
+    assert len(schedules(path)) == 1
+    pack("configure", path, "--name", "same", "--remove")
+    assert len(schedules(path)) == 1
+
+
+def test_no_more_programs_than_the_format_allows(package: Path, pack: Pack) -> None:
+    draft = Draft()
+    with open_package(draft.seal()) as opened:
+        data = program_for(opened.expert_shape, opened.device_configurations[0]).encode()
+    draft.sections += [Section(SectionType.SCHEDULE, data, id=number) for number in range(256)]
+    package.write_bytes(draft.seal())
+    before = package.read_bytes()
+    status, _, err = pack("configure", package, "--name", "phone", *SIZES)
+    assert status == 1
+    assert "package has 256 schedules, the limit is 256" in err
+    assert package.read_bytes() == before

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from cli.conftest import Built, Pack
 from estream_loader import open_package
 from estream_packer.inspection import Inspection, describe_model, inspect_package
+from estream_packer.schedules import program_for
 from estream_spec.constants import SectionType
 from estream_spec.model import Layer
 from fixtures.packages import MODEL, Draft, Section
@@ -132,3 +133,62 @@ def test_missing_and_faulty_files(tmp_path: Path, pack: Pack) -> None:
     status, _, err = pack("inspect", tmp_path / "a.emoe", "--json")
     assert status == 1
     assert "not an .emoe package: it starts with b'GGUFGGUF'" in err
+
+
+def test_a_built_package_has_a_program_for_its_configuration(built: Built, pack: Pack) -> None:
+    path = built()
+    found = json.loads(pack("inspect", path, "--json")[1])
+    [program] = found["schedules"]
+    [generic] = found["device_configurations"]
+    assert (program["phase"], program["policy"], program["configurations"]) == ("prefill", "pre-routing", ["generic"])
+    sizes = "arena_bytes", "group_size", "prefetch_depth"
+    assert [program[each] for each in sizes] == [generic[each] for each in sizes]
+    assert program["peak_bytes"] <= program["arena_bytes"]
+    assert found["summary"]["space"]["schedules"] > 0
+    out = pack("inspect", path)[1]
+    assert "schedule 0" in out
+    assert "pre-routing" in out
+
+
+def test_programs_are_shown_with_their_proof(built: Built, pack: Pack) -> None:
+    path = built()
+    status, out, err = pack("inspect", path, "--schedule")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "; schedule 0, for 'generic'"
+    assert lines[1].startswith("; proven: prefill, pre-routing, ")
+    assert lines[2].startswith("; memory: 2 banks of ")
+    assert lines[3].startswith("; reads: ")
+    assert lines[4].startswith("; prefill, pre-routing: groups of ")
+    assert lines[5].split() == ["0", "FILL", "layer", "0", "group", "0", "bank", "0"]
+    assert lines[-1].split()[1:] == ["HALT"]
+    [listing] = json.loads(pack("inspect", path, "--schedule", "--json")[1])
+    assert ["; " + line for line in listing["proof"]] == lines[1:4]
+    assert listing["assembly"] == lines[4:]
+    assert listing["instructions"] == len(lines) - 5
+
+
+def test_programs_that_are_for_nothing_or_not_there(tmp_path: Path, pack: Pack) -> None:
+    path = tmp_path / "model.emoe"
+    draft = Draft()
+    path.write_bytes(draft.seal())
+    assert pack("inspect", path, "--schedule") == (0, "no schedules: readers make their own\n", "")
+    with open_package(path) as package:
+        choice = replace(package.device_configurations[0], arena_bytes=1 << 30)
+        program = program_for(package.expert_shape, choice)
+    draft.sections += [Section(SectionType.SCHEDULE, program.encode(), id=number) for number in (0, 5)]
+    path.write_bytes(draft.seal())
+    out = pack("inspect", path, "--schedule")[1]
+    assert "; schedule 0, for no device configuration that is there\n" in out
+    assert "\n\n; schedule 5, for" in out
+
+
+def test_a_program_that_is_wrong_is_refused(tmp_path: Path, pack: Pack) -> None:
+    path = tmp_path / "model.emoe"
+    draft = Draft()
+    draft.sections.append(Section(SectionType.SCHEDULE, b"EMOEPRG\0"))
+    path.write_bytes(draft.seal())
+    for arguments in (("inspect", path, "--schedule"), ("validate", path)):
+        status, _, err = pack(*arguments)
+        assert status == 1
+        assert "[EMOE-SCH-001]" in err

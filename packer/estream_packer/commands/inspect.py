@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from estream_packer.inspection import Inspection
+    from estream_packer.schedules import ScheduleListing, ScheduleSummary
     from estream_packer.signing import SignatureSummary
     from estream_spec.manifest import DeviceConfiguration
 
 
 @click.command(short_help="Show what a package holds.")
 @click.argument("package", type=click.Path(path_type=Path))
+@click.option("--schedule", "schedules", is_flag=True, help="Show its programs instead: their proof, their assembly.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(package: Path, as_json: bool) -> None:
+def command(package: Path, schedules: bool, as_json: bool) -> None:
     """Show what PACKAGE says of itself: identity, model, weights, sections, records, graphs, signatures, provenance.
 
     Only its tables are read, however large it is; `validate` and `verify` say whether the rest is sound.
@@ -27,8 +29,13 @@ def command(package: Path, as_json: bool) -> None:
     from estream_loader import open_package
     from estream_loader.console import print_json
     from estream_packer.inspection import inspect_package
+    from estream_packer.schedules import list_schedules
 
     with open_package(package) as opened:
+        if schedules:
+            listings = list(list_schedules(opened))
+            print_json(listings) if as_json else _show_schedules(listings)
+            return
         found = inspect_package(opened)
     if as_json:
         print_json(found)
@@ -63,6 +70,7 @@ def _show(found: Inspection) -> None:
         _graphs(found),
         _configurations("local device configuration", found.local_device_configurations),
         _configurations("device configuration", found.device_configurations),
+        _schedules(found.schedules),
     )
     for table in tables:
         if table.row_count:
@@ -126,6 +134,33 @@ def _graphs(found: Inspection) -> Table:
         length = sizes[f"graph {graph.section}"]
         kinds = graph.weights, graph.activations, graph.target
         table.add_row(str(graph.section), graph.role, str(graph.shape_class), *kinds, f"{length:,}")
+    return table
+
+
+def _show_schedules(listings: Sequence[ScheduleListing]) -> None:
+    """Print programs, each under its proof, every line a comment but the instructions."""
+    from estream_spec.errors import printable
+
+    if not listings:
+        click.echo("no schedules: readers make their own")
+    for number, listing in enumerate(listings):
+        names = ", ".join(map(repr, listing.configurations)) or "no device configuration that is there"
+        heading = [f"schedule {listing.section}, for {names}", *listing.proof]
+        lines = (*(printable(f"; {line}") for line in heading), *listing.assembly)
+        click.echo("\n".join(["", *lines] if number else lines))
+
+
+def _schedules(found: Sequence[ScheduleSummary]) -> Table:
+    from rich.text import Text
+
+    from estream_spec.errors import printable
+
+    numbers = "instructions", "banks", "peak bytes", "reads"
+    table = _table(("schedule", "phase", "policy", "for", *numbers), numbers)
+    for each in found:
+        sizes = f"{each.instructions:,}", f"{each.banks:,}", f"{each.peak_bytes:,}", f"{each.bytes_read:,}"
+        names = Text(printable(", ".join(each.configurations)))
+        table.add_row(str(each.section), each.phase, each.policy, names, *sizes)
     return table
 
 

@@ -19,6 +19,7 @@ import pytest
 from estream_loader import Package, open_package
 from estream_loader.integrity import check_padding, notices, verify
 from estream_packer.editing import MAX_GENERATION, Changes, NewSection, edit_package, plan_edit
+from estream_packer.schedules import program_for
 from estream_spec import limits
 from estream_spec.constants import SUPERBLOCK_OFFSETS, SectionFlag, SectionType
 from estream_spec.container import Container
@@ -39,8 +40,9 @@ def add_one(package: Package) -> Changes:
 
 
 def replace_all(package: Package) -> Changes:
-    """Take all local configurations away and add one."""
-    old = [entry for entry in package.container.entries if entry.type == SectionType.DEVICE_CONFIGURATION]
+    """Take all local configurations away, programs too, and add one configuration."""
+    kinds = SectionType.DEVICE_CONFIGURATION, SectionType.SCHEDULE
+    old = [entry for entry in package.container.entries if entry.type in kinds]
     return Changes(add=[ADDED], remove=old)
 
 
@@ -66,6 +68,9 @@ def generation(source: Path | bytes) -> int:
 
 OLD = Draft().seal()
 EDITED = {**content(OLD), (ADDED.type, ADDED.id): ADDED.data}
+with open_package(OLD) as _package:
+    CONFIGURED = {**EDITED, (SectionType.SCHEDULE, 0): program_for(_package.expert_shape, CHOICE).encode()}
+    """What the verb `configure` makes: the configuration has a program."""
 
 
 @pytest.fixture
@@ -347,8 +352,8 @@ def test_killed_at_every_write(path: Path) -> None:
     for number in range(1, len(list(path.parent.iterdir()))):
         copy = path.with_name(f"{path.name}.{number}")
         found = content(copy)
-        assert found in (content(OLD), EDITED)
-        outcomes.append("new" if found == EDITED else "old")
+        assert found in (content(OLD), CONFIGURED)
+        outcomes.append("new" if found == CONFIGURED else "old")
         edit_package(copy, replace_all)
         assert content(copy) == EDITED
     assert outcomes == ["old"] * 5 + ["new"] * 4
