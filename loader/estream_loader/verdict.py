@@ -82,6 +82,7 @@ def accepted(package: Package) -> str:
         ],
         "manifest": _plain(package.manifest),
         "device_configurations": [_plain(choice) for choice in package.device_configurations[:added]],
+        "schedules": [_structure(program.header) for program in package.schedules.values()],
         "signatures": [_structure(signature) for signature in package.signatures()],
         "dense": _records(package, package.dense),
         "experts": _records(package, package.experts),

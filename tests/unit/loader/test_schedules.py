@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from estream_loader import open_package
+from estream_loader.verdict import judge
 from estream_spec.constants import FLAGS, SectionFlag, SectionType
 from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError, MalformedError
 from estream_spec.limits import MAX_SCHEDULES
@@ -139,3 +141,13 @@ def test_configurations_are_judged_before_programs() -> None:
     with pytest.raises(MalformedError) as caught:
         open_package(added(section(b"\0"), bad), integrity="full")
     assert caught.value.rule == "EMOE-MAN-001"
+
+
+def test_the_verdict_gives_their_headers_in_the_order_of_the_directory() -> None:
+    status, text = judge(added(section(compiled(Policy.ON_DEMAND).encode(), 4), section(compiled(depth=2).encode(), 1)))
+    assert status == 0
+    sizes = {"arena_bytes": 6 * RECORD, "group_size": 1, "phase": 2}
+    assert json.loads(text)["schedules"] == [
+        {**sizes, "policy": 1, "prefetch_depth": 1, "bank_count": 2, "instruction_count": 33},
+        {**sizes, "policy": 3, "prefetch_depth": 2, "bank_count": 3, "instruction_count": 33},
+    ]
