@@ -38,7 +38,7 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
         advance: told the length of every piece that is proven; `verify_length` gives their sum.
 
     Raises:
-        FormatError: the first difference, in the order of the file's tables.
+        FormatError: the first rule that is broken, in the order of FORMAT.md section 9.4.
     """
     for entry in package.container.entries:
         if not entry.flags & SectionFlag.RECORDS and entry.type != SectionType.FREE:
@@ -140,16 +140,17 @@ def check_padding(package: Package) -> None:
     Raises:
         InvalidError: a byte that is not.
     """
-    gaps = [(offset + Superblock.SIZE, offset + SUPERBLOCK_SLOT) for offset in SUPERBLOCK_OFFSETS]
+    gaps = [
+        (offset + Superblock.SIZE, offset + SUPERBLOCK_SLOT, f"superblock[{index}]")
+        for index, offset in enumerate(SUPERBLOCK_OFFSETS)
+    ]
     end = DATA_START
-    for entry in package.container.entries:
-        gaps.append((end, entry.offset))
+    for index, entry in enumerate(package.container.entries):
+        gaps.append((end, entry.offset, f"directory[{index}]"))
         end = entry.end
-    gaps.append((end, package.container.superblock.directory_offset))
-    for start, stop in gaps:
-        check_zero(
-            read(package.source, start, stop - start), "EMOE-PAD-001", "padding between sections", "package", start
-        )
+    gaps.append((end, package.container.superblock.directory_offset, "directory"))
+    for start, stop, beside in gaps:
+        check_zero(read(package.source, start, stop - start), "EMOE-PAD-001", "padding", beside, start)
 
 
 def notices(package: Package) -> list[str]:

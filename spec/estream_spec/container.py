@@ -155,7 +155,8 @@ def check_superblock(superblock: Superblock, available: int) -> None:
     require(superblock.directory_length <= most, "EMOE-SUP-009", message, "directory_length")
     start = superblock.directory_offset
     end = start + superblock.directory_length
-    message = f"directory spans {start} to {end}, the package ends at {superblock.file_length}"
+    bounds = f"{DATA_START} or later to {superblock.file_length}, the end of the package"
+    message = f"directory spans {start} to {end}, expected {bounds}"
     ends = start >= DATA_START and end == superblock.file_length
     require(ends, "EMOE-SUP-010", message, "directory_offset")
     message = f"package has {available} bytes, its superblock says {superblock.file_length}"

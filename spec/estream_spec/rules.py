@@ -93,7 +93,7 @@ def _check_model(model: ModelDescription) -> None:
 
 def _check_classes(used: Iterable[int], count: int, path: str) -> None:
     odd = sorted(set(used) ^ set(range(count)))
-    message = f"layers name shape classes other than the {count} there are, expected each of them: first {odd[:1]}"
+    message = f"shape class {odd[:1]} is used or defined, expected both; there are {count}"
     _require(not odd, "EMOE-MOD-008", message, path)
 
 
@@ -124,7 +124,7 @@ def _check_graphs(manifest: Manifest, container: Container) -> None:
 
 def _spelled(kinds: Iterable[tuple[Activations, GraphWeights]]) -> str:
     return (
-        " with ".join(f"{weights} weights and {activations} activations" for activations, weights in sorted(kinds))
+        ", and ".join(f"{weights} weights and {activations} activations" for activations, weights in sorted(kinds))
         or "no graph"
     )
 

@@ -14,7 +14,7 @@ import click
 def command(context: click.Context, package: Path, as_json: bool) -> None:
     """Check the structure of PACKAGE: superblocks, directory, manifest, tables, every section but the weights, padding.
 
-    Prints `valid` and what is odd, or fails with the class of the refusal: malformed, invalid, integrity, unsupported,
+    Prints `valid structure` and what is odd, or fails with the class of the refusal: malformed, invalid, integrity, unsupported,
     limit, or link where there is no such file. Weights are not read; `verify` reads them.
     """
     from estream_loader.console import print_json
@@ -33,7 +33,7 @@ def command(context: click.Context, package: Path, as_json: bool) -> None:
         verdict = {"valid": True, "class": None, "rule": None, "message": None}
         print_json({**verdict, "path": None, "offset": None, "hint": None, "notices": notices})
         return
-    click.echo("valid")
+    click.echo("valid structure; weights are not read")
     for notice in notices:
         click.echo(f"notice: {notice}")
 
