@@ -149,7 +149,7 @@ def test_score_of_a_text(run: Program, packed: PackageFactory, tmp_path: Path) -
         (["generate", "FILE", "--prompt", "a" * 513], "prompt has 513 tokens, the context holds 512", "give fewer"),
         (["generate", "FILE", "--prompt", "a\udcff"], "text is not valid UTF-8", None),
         (["generate", "FILE", "--prompt", "a", "--arena", "16383"], "holds no expert record", "is 16384 bytes"),
-        (["generate", "nowhere.emoe", "--prompt", "a"], "cannot open 'nowhere.emoe'", None),
+        (["generate", "nowhere.emoe", "--prompt", "a"], "file cannot be opened: no such file or directory (at nowhere.emoe)", None),
         (["score", "FILE", "--prompt", "a", "--choice", ""], "choice 0 has no tokens", None),
         (["score", "FILE", "--text", "nowhere.txt"], "no such file or directory (at nowhere.txt)", None),
     ],

@@ -219,7 +219,7 @@ def test_a_detached_signature_that_is_none(package: Path, key: Path, tmp_path: P
         assert words in err
     status, _, err = pack("verify", package, "--key", public(key), "--signature", tmp_path / "absent")
     assert status == 1
-    assert "file cannot be opened: No such file or directory" in err
+    assert "file cannot be opened: no such file or directory" in err
 
 
 def test_signatures_stay_true_through_edits(package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
@@ -293,7 +293,7 @@ def public_pem(key: Any) -> bytes:
         (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "not a private key in PEM", "keygen"),
         (b"", "not a private key in PEM", "keygen makes one"),
         (bytes(70000), "file length 70000 exceeds the limit of 65536 bytes", None),
-        (None, "file cannot be opened: No such file or directory", None),
+        (None, "file cannot be opened: no such file or directory", None),
     ],
 )
 def test_keys_that_cannot_sign(
@@ -316,7 +316,7 @@ def test_keys_that_cannot_sign(
         (pem(KEY), "private key, expected a public one", "give the public one"),
         (public_pem(ec.generate_private_key(ec.SECP256R1())), "public key of another type", "keygen"),
         (b"ssh-ed25519 AAAA", "not a public key in PEM", "keygen makes one"),
-        (None, "file cannot be opened: No such file or directory", None),
+        (None, "file cannot be opened: no such file or directory", None),
     ],
 )
 def test_keys_that_cannot_verify(
