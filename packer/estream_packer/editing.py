@@ -66,6 +66,10 @@ class Changes:
     add: Sequence[NewSection] = ()
     remove: Collection[DirectoryEntry] = ()
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.add or self.remove)
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -181,7 +185,7 @@ def _pad(appended: bytearray, start: int) -> int:
     return begin
 
 
-def edit_package(path: Path, decide: Callable[[Package], Changes]) -> Container:
+def edit_package(path: Path, decide: Callable[[Package], Changes]) -> tuple[Container, Changes]:
     """Edit a package in place; no other edit of it can begin meanwhile.
 
     Args:
@@ -189,7 +193,7 @@ def edit_package(path: Path, decide: Callable[[Package], Changes]) -> Container:
         decide: given the package, opened, says what to change. What it raises ends the edit, with nothing touched.
 
     Returns:
-        The new superblock and directory.
+        Superblock and directory as they are now, and what was changed.
 
     Raises:
         FormatError: the package is refused.
@@ -199,9 +203,11 @@ def edit_package(path: Path, decide: Callable[[Package], Changes]) -> Container:
     with _locked(path) as descriptor:
         source = FileSource(descriptor, name=str(path), owned=False)
         with Package(source, "paged") as package:
-            edit = plan_edit(package.container, decide(package))
+            if not (changes := decide(package)):
+                return package.container, changes
+            edit = plan_edit(package.container, changes)
             _write_edit(path, descriptor, source, package.container.superblock, edit)
-    return edit.container
+    return edit.container, changes
 
 
 @contextlib.contextmanager

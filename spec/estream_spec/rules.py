@@ -250,10 +250,15 @@ def check_device_configuration(choice: DeviceConfiguration, experts: RecordTable
     Raises:
         InvalidError: an arena too small for its own banks.
     """
-    largest = max(record_range.record_length for record_range in experts.ranges)
-    needed = (choice.prefetch_depth + 1) * choice.group_size * largest
+    needed = banks_length(choice, experts)
     message = f"arena of {choice.arena_bytes} bytes, its banks take {needed}"
     _require(choice.arena_bytes >= needed, "EMOE-CFG-001", message, f"{path}.arena_bytes")
+
+
+def banks_length(choice: DeviceConfiguration, experts: RecordTable) -> int:
+    """Bytes of all banks of a device configuration."""
+    largest = max(record_range.record_length for record_range in experts.ranges)
+    return (choice.prefetch_depth + 1) * choice.group_size * largest
 
 
 def check_device_configurations(manifest: Manifest, experts: RecordTable) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
+from estream_loader.console import FILE, print_json
 from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions, DenseEncoding
 from estream_spec.manifest import Activations
 from estream_spec.weights import Encoding
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Pack a checkpoint into one package.")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The package to write.")
+@click.argument("source", type=FILE)
+@click.option("-o", "--output", type=FILE, required=True, help="The package to write.")
 @click.option(
     "--experts",
     type=click.Choice(get_args(Encoding)),
@@ -44,7 +45,6 @@ def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choic
     """
     import msgspec
 
-    from estream_loader.console import print_json
     from estream_loader.progress import open_progress
     from estream_packer.build import build
 

@@ -102,7 +102,8 @@ STARTS = starts()
 
 
 def test_a_section_is_added_and_all_else_stays(path: Path) -> None:
-    container = edit_package(path, add_one)
+    container, changes = edit_package(path, add_one)
+    assert changes == Changes(add=[ADDED])
     assert content(path) == EDITED
     with open_package(path) as package:
         assert package.container == container
@@ -112,6 +113,13 @@ def test_a_section_is_added_and_all_else_stays(path: Path) -> None:
             assert package.file_id == before.file_id
             assert package.manifest.content_id == before.manifest.content_id
     assert generation(path) == 2
+
+
+def test_nothing_is_written_where_nothing_changes(path: Path) -> None:
+    container, changes = edit_package(path, lambda package: Changes())
+    assert not changes
+    assert container.superblock.generation == 1
+    assert path.read_bytes() == OLD
 
 
 @pytest.mark.parametrize("start", STARTS)
