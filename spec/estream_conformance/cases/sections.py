@@ -80,7 +80,7 @@ for _any_type, _flags in FLAGS.items():
         refuse(
             "EMOE-SEC-002",
             f"{_name}_{'with' if _wrong & _flag else 'without'}_flag_{(_flag.name or '').lower()}",
-            f"The flags of a {_kind.name} section are {_wrong:#x}, expected {_flags:#x}.",
+            f"The flags of a section of type {_kind.name} are {_wrong:#x}, expected {_flags:#x}.",
             partial(altered if _own else sealed_with, _kind, flags=int(_wrong)),
             base="full" if _kind in (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE) else "smallest",
         )
