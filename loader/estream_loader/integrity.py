@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 import crc32c
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from estream_loader.package import Package
     from estream_loader.records import RecordPlace
 
+AHEAD: Final = 64
+"""Records that are being proven or wait for it."""
+
 
 def verify(package: Package, advance: Callable[[int], None] = lambda length: None) -> None:
     """Prove every byte that carries meaning: each section, each record, the content id.
@@ -45,15 +50,25 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
             verify_section(package, entry)
             advance(entry.stored_length)
     check_text(package)
-    places = [*package.dense.places(), *package.experts.places()]
-    _ = package.device_configurations  # those in sections of their own are judged as they are read
+    _ = package.dense, package.device_configurations  # tables and configurations are judged as they are read
     with ThreadPoolExecutor() as pool:
         try:
-            for place, _ in zip(places, pool.map(lambda place: _prove(package, place), places), strict=True):
+            for place, proof in _ahead(pool, package):
+                proof.result()
                 advance(place.length)
         finally:
             pool.shutdown(cancel_futures=True)
     verify_content_id(package)
+
+
+def _ahead(pool: ThreadPoolExecutor, package: Package) -> Iterator[tuple[RecordPlace, Future[None]]]:
+    """Every record in order, and what proves it; only a few are under way, so a bad one ends it soon."""
+    under_way: deque[tuple[RecordPlace, Future[None]]] = deque()
+    for place in chain(package.dense.places(), package.experts.places()):
+        under_way.append((place, pool.submit(_prove, package, place)))
+        if len(under_way) > AHEAD:
+            yield under_way.popleft()
+    yield from under_way
 
 
 def _prove(package: Package, place: RecordPlace) -> None:

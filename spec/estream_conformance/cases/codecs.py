@@ -328,7 +328,7 @@ def unknown_section_of_16_mib_decodes_to_4_gib() -> Sealed:
 
 
 @refused("EMOE-SEC-011", "zstd", base=BASE)
-def compressed_tokenizer_of_256_mib_and_1() -> Sealed:
+def compressed_tokenizer_a_byte_longer_than_it_may_be() -> Sealed:
     """A tokenizer decodes to a byte more than a section may have; its frame is right, and its empty blocks many."""
     length = MAX_SMALL_SECTION_LENGTH + 1
     empty = block(b"", last=False) * (1 << 19)
@@ -350,7 +350,7 @@ def compressed_manifest() -> Sealed:
 
 
 @refused("EMOE-SEC-009", "zstd")
-def compressed_manifest_of_more_than_4_mib() -> Sealed:
+def compressed_manifest_longer_than_it_may_be() -> Sealed:
     """The manifest is compressed and said to be too long: the codec is judged first."""
     draft = smallest()
     stored = run(b"\xc0", MAX_MANIFEST_LENGTH + 1).ljust(MAX_MANIFEST_LENGTH // 256 + 1, b"\0")
