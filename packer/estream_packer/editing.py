@@ -229,10 +229,14 @@ def _locked(path: Path) -> Iterator[int]:
 
 def _write_edit(path: Path, descriptor: int, source: FileSource, old: Superblock, edit: Edit) -> None:
     """Append, make durable, commit with the twin that is not trusted, then write the other one."""
-    if not os.path.samestat(os.fstat(descriptor), path.stat()):
-        message = "package was replaced by another while it was edited"
-        raise PackError(message, path=str(path), hint="edit the new one")
-    slots = {offset: read(source, offset, Superblock.SIZE) for offset in SUPERBLOCK_OFFSETS}
+    with _refused(path, UNTOUCHED):
+        same = os.path.samestat(os.fstat(descriptor), path.stat())
+    slots = {}
+    if same and available(source) >= old.file_length:
+        slots = {offset: read(source, offset, Superblock.SIZE) for offset in SUPERBLOCK_OFFSETS}
+    if old.encode() not in slots.values():  # whoever did this minds no lock
+        message = "package was replaced, cut off or written over by another program while it was edited"
+        raise PackError(message, path=str(path), hint="look at what is there now, and edit that")
     first, second = sorted(SUPERBLOCK_OFFSETS, key=lambda offset: slots[offset] == old.encode())
     superblock = edit.container.superblock.encode()
     with _refused(path, UNTOUCHED):

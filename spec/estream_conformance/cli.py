@@ -131,6 +131,8 @@ def _check_results(path: Path, others: Sequence[str]) -> None:
     Raises:
         UsageError: there is no folder for it, or it is one of the others.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError("the results cannot replace what is no plain file", path=str(path), hint="name another file")
     if not path.absolute().parent.is_dir():
         raise UsageError("there is no folder for the results", path=str(path), hint="make the folder first")
     used = [Path(shutil.which(other) or other) for other in others]

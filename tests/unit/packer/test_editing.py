@@ -65,6 +65,7 @@ def generation(source: Path | bytes) -> int:
 
 
 OLD = Draft().seal()
+OTHER = Draft(page_shift=13).seal()
 EDITED = {**content(OLD), (ADDED.type, ADDED.id): ADDED.data}
 
 
@@ -251,6 +252,19 @@ def test_one_edit_at_a_time(path: Path) -> None:
     assert (content(path), generation(path)) == (EDITED, 2)
 
 
+@pytest.mark.parametrize("there", [OLD[:40_000], bytes(len(OLD)), OTHER])
+def test_a_package_that_another_program_changes_meanwhile_is_left_alone(path: Path, there: bytes) -> None:
+    def decide(package: Package) -> Changes:
+        with path.open("r+b") as file:
+            file.write(there)
+            file.truncate(len(there))
+        return add_one(package)
+
+    with pytest.raises(PackError, match="replaced, cut off or written over"):
+        edit_package(path, decide)
+    assert path.read_bytes() == there
+
+
 def test_a_file_that_cannot_be_locked_is_not_edited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -269,7 +283,7 @@ def test_a_package_replaced_meanwhile_is_left_alone(path: Path) -> None:
         other.replace(path)
         return add_one(package)
 
-    with pytest.raises(PackError, match="package was replaced by another while it was edited"):
+    with pytest.raises(PackError, match="package was replaced, cut off or written over by another program"):
         edit_package(path, decide)
     assert path.read_bytes() == OLD
 
