@@ -6,7 +6,8 @@ with open_package("model.emoe") as package:
     package.manifest.model.hidden
 """
 
+from estream_loader.keys import read_public_key
 from estream_loader.package import Integrity, Package, open_package
 from estream_loader.trust import SignaturePolicy
 
-__all__ = ["Integrity", "Package", "SignaturePolicy", "open_package"]
+__all__ = ["Integrity", "Package", "SignaturePolicy", "open_package", "read_public_key"]

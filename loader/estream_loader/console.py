@@ -10,20 +10,28 @@ import io
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import Final
 
 import click
 import msgspec
 
 from estream_spec.errors import EmoeError
 
+FILE: Final = click.Path(path_type=Path, readable=False)
+"""Type of a file or folder on a command line. Whoever opens it says why that fails, in one way and with one status."""
 NO_VERBS = {"options"}
 """Modules beside the verbs that hold what several of them share."""
 REFUSED = 1
 USAGE = 2
 INTERRUPTED = 130
+SIZE_HELP: Final = "bytes, or a number with K, M or G (or KiB, MiB, GiB), such as 512K or 8M"
+"""What `size` takes, for the help of an option."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -98,13 +106,31 @@ def size(text: str) -> int:
     """Bytes from text: `524288`, `512K`, `8M`, `1G`; a unit is 1024 times the one before."""
     match = re.fullmatch(r"(\d{1,15})(?:([KMG])(?:iB)?)?", text, re.ASCII)
     if match is None:
-        raise click.BadParameter(f"{text!r} is not a size such as 524288, 512K or 8M")
+        raise click.BadParameter(f"{text!r} is not a size, expected {SIZE_HELP}")
     return int(match[1]) * _UNITS[match[2] or ""]
 
 
 def print_json(value: object) -> None:
     """Print a result as JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value)))
+
+
+@contextmanager
+def refusals_told(as_json: bool) -> Iterator[None]:
+    """Print the verdict on standard output where what is inside refuses, and end the command with exit code 1.
+
+    Args:
+        as_json: whether the verdict is an object of JSON, and all there is, or a line before the error.
+    """
+    try:
+        yield
+    except EmoeError as error:
+        if not as_json:
+            click.echo(f"refused: {error.slug}")
+            raise
+        verdict = {"valid": False, "class": error.slug, "rule": error.rule, "message": error.message}
+        print_json({**verdict, "path": error.path, "offset": error.offset, "hint": error.hint, "notices": []})
+        click.get_current_context().exit(REFUSED)
 
 
 def _fail(program: str, message: str, hint: str | None = None, code: int = REFUSED) -> int:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from estream_loader.package import Package
 from estream_loader.records import DTYPES, RecordPlace
 from estream_loader.source import read, read_pieces
-from estream_spec.errors import IntegrityError
 from estream_spec.layout import round_up
+from estream_spec.rulebook import refusal
 
 _PIECE = 1 << 14
 """Bytes with a checksum of their own, a divisor of what is read at a time: what is proven again for each row."""
@@ -83,8 +83,7 @@ class EmbeddingRows:
         found = _piece_checksums(data) if self._checksums else []
         if found != self._checksums[first : first + len(found)]:
             message = "the embedding has changed since it was proven"
-            offset = self._place.offset + start
-            raise IntegrityError(message, path=self._place.path, offset=offset, rule="EMOE-RDR-003")
+            raise refusal("EMOE-REC-001", message, path=self._place.path, offset=self._place.offset + start)
         return data[offset - start : offset - start + length]
 
 

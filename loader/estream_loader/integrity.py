@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 import crc32c
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from estream_loader.package import Package
     from estream_loader.records import RecordPlace
 
+AHEAD: Final = 64
+"""Records that are being proven or wait for it."""
+
 
 def verify(package: Package, advance: Callable[[int], None] = lambda length: None) -> None:
     """Prove every byte that carries meaning: each section, each record, the content id.
@@ -38,22 +43,33 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
         advance: told the length of every piece that is proven; `verify_length` gives their sum.
 
     Raises:
-        FormatError: the first difference, in the order of the file's tables.
+        FormatError: the first rule that is broken, in the order of FORMAT.md section 9.4.
     """
     for entry in package.container.entries:
         if not entry.flags & SectionFlag.RECORDS and entry.type != SectionType.FREE:
             verify_section(package, entry)
             advance(entry.stored_length)
     check_text(package)
-    places = [*package.dense.places(), *package.experts.places()]
-    _ = package.device_configurations, package.schedules  # those in sections of their own are judged as they are read
+    # Tables, configurations and programs are judged as they are read.
+    _ = package.dense, package.device_configurations, package.schedules
     with ThreadPoolExecutor() as pool:
         try:
-            for place, _ in zip(places, pool.map(lambda place: _prove(package, place), places), strict=True):
+            for place, proof in _ahead(pool, package):
+                proof.result()
                 advance(place.length)
         finally:
             pool.shutdown(cancel_futures=True)
     verify_content_id(package)
+
+
+def _ahead(pool: ThreadPoolExecutor, package: Package) -> Iterator[tuple[RecordPlace, Future[None]]]:
+    """Every record in order, and what proves it; only a few are under way, so a bad one ends it soon."""
+    under_way: deque[tuple[RecordPlace, Future[None]]] = deque()
+    for place in chain(package.dense.places(), package.experts.places()):
+        under_way.append((place, pool.submit(_prove, package, place)))
+        if len(under_way) > AHEAD:
+            yield under_way.popleft()
+    yield from under_way
 
 
 def _prove(package: Package, place: RecordPlace) -> None:
@@ -140,16 +156,17 @@ def check_padding(package: Package) -> None:
     Raises:
         InvalidError: a byte that is not.
     """
-    gaps = [(offset + Superblock.SIZE, offset + SUPERBLOCK_SLOT) for offset in SUPERBLOCK_OFFSETS]
+    gaps = [
+        (offset + Superblock.SIZE, offset + SUPERBLOCK_SLOT, f"superblock[{index}]")
+        for index, offset in enumerate(SUPERBLOCK_OFFSETS)
+    ]
     end = DATA_START
-    for entry in package.container.entries:
-        gaps.append((end, entry.offset))
+    for index, entry in enumerate(package.container.entries):
+        gaps.append((end, entry.offset, f"directory[{index}]"))
         end = entry.end
-    gaps.append((end, package.container.superblock.directory_offset))
-    for start, stop in gaps:
-        check_zero(
-            read(package.source, start, stop - start), "EMOE-PAD-001", "padding between sections", "package", start
-        )
+    gaps.append((end, package.container.superblock.directory_offset, "directory"))
+    for start, stop, beside in gaps:
+        check_zero(read(package.source, start, stop - start), "EMOE-PAD-001", "padding", beside, start)
 
 
 def notices(package: Package) -> list[str]:

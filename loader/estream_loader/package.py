@@ -253,16 +253,19 @@ def open_package(
     source: str | os.PathLike[str] | int | IO[bytes] | bytes | bytearray | memoryview | ByteSource,
     *,
     offset: int = 0,
-    integrity: Integrity = "paged",
+    integrity: Integrity | None = None,
     policy: SignaturePolicy | None = None,
 ) -> Package:
     """Open a package.
+
+    With a policy everything is proven on opening unless `integrity` says otherwise. Under `paged` records are held to a
+    CRC-32C alone, which can be forged: who can write the file could change the weights of a signed package unnoticed.
 
     Args:
         source: a path, an open file or its descriptor (which stays the caller's and must stay open), the bytes
             themselves, or a byte source.
         offset: where the package begins in the file or the bytes; a byte source begins where it says.
-        integrity: what is proven and when, see `Integrity`.
+        integrity: what is proven and when, see `Integrity`; None is `full` with a policy and `paged` without.
         policy: who must have signed it; None asks for no signature.
 
     Raises:
@@ -270,6 +273,8 @@ def open_package(
         TrustError: it is not signed as the policy asks.
         LinkError: there is no such file, or it cannot be read.
     """
+    if integrity is None:
+        integrity = "paged" if policy is None else "full"
     if integrity not in get_args(Integrity):
         raise LinkError(f"integrity policy {integrity!r}, expected one of {', '.join(get_args(Integrity))}")
     if offset < 0:

@@ -77,8 +77,8 @@ class FileSource:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:  # the second for a zero byte in the path
-            reason = getattr(error, "strerror", None) or error
-            raise LinkError(f"cannot open {str(path)!r}: {reason}") from None
+            reason = str(getattr(error, "strerror", None) or error).lower()
+            raise LinkError(f"file cannot be opened: {reason}", path=str(path)) from None
         return cls(descriptor, base=base, name=str(path), owned=True)
 
     def available(self) -> int:

@@ -15,19 +15,27 @@ from estream_spec.rulebook import refusal
 
 KEY_LENGTH: Final = 32
 """Bytes of an Ed25519 public key."""
+READ_KEY: Final = "a key is 32 raw bytes: read_public_key reads them from a file or hexadecimal digits"
+MAX_COUNTER: Final = (1 << 64) - 1
+"""Highest security counter a signature can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignaturePolicy:
     """What a caller asks of a package's signatures.
 
+    A signature vouches for every byte through the digests in the directory, and only `full` compares all of them: that
+    is why `open_package` takes `full` where a policy is given. Under `paged` a record is held to a checksum, which
+    whoever can write the file can forge; it is enough once `full` has proven the file and nobody else can write it.
+
     Attributes:
-        keys: raw Ed25519 public keys of 32 bytes, at least one; each of them must have signed.
+        keys: raw Ed25519 public keys of 32 bytes, at least one; each of them must have signed. `read_public_key` gives
+            one from a file.
         minimum_counter: lowest security counter that each of those signatures may have, against rollback.
-        detached: signatures that came beside the package, 120 bytes each; they count as those inside do.
+        detached: signatures that came beside the package, their files' bytes; they count as those inside do.
 
     Raises:
-        LinkError: no key, or one of another length.
+        LinkError: no key, a value of another type, length or range, or no library `cryptography` to verify with.
     """
 
     keys: tuple[bytes, ...]
@@ -35,13 +43,49 @@ class SignaturePolicy:
     detached: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_bytes("keys", self.keys, READ_KEY)
+        _check_bytes("detached", self.detached, "a signature is the bytes of its file")
         if not self.keys:
             raise LinkError(
                 "signature policy without a key, expected at least one", hint="a policy without keys proves nothing"
             )
         for key in self.keys:
             if len(key) != KEY_LENGTH:
-                raise LinkError(f"public key of {len(key)} bytes, expected {KEY_LENGTH}")
+                message = f"public key of {len(key)} bytes, expected {KEY_LENGTH}"
+                raise LinkError(message, hint=READ_KEY)
+        _check_counter(self.minimum_counter)
+        check_cryptography()
+
+
+def _check_bytes(name: str, values: object, hint: str) -> None:
+    """Refuse what is no tuple of bytes, which no type checker may have looked at."""
+    if not isinstance(values, tuple):
+        raise LinkError(
+            f"{name} of a signature policy are of type {type(values).__name__}, expected a tuple", hint=hint
+        )
+    for value in values:
+        if not isinstance(value, bytes):
+            message = f"{name} of a signature policy hold a value of type {type(value).__name__}, expected bytes"
+            raise LinkError(message, hint=hint)
+
+
+def _check_counter(value: object) -> None:
+    if not (isinstance(value, int) and 0 <= value <= MAX_COUNTER):
+        message = f"minimum counter {value!r}, expected an integer from 0 to {MAX_COUNTER}"
+        raise LinkError(message, hint="give the security counter of the oldest release you accept")
+
+
+def check_cryptography() -> None:
+    """Refuse to go on without the library that verifies signatures, which nothing else here needs.
+
+    Raises:
+        LinkError: it is not installed.
+    """
+    try:
+        import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
+    except ImportError as error:
+        message = f"signatures need the library cryptography, which cannot be used: {error}"
+        raise LinkError(message, hint="install it: pip install cryptography") from error
 
 
 def check_signatures(policy: SignaturePolicy, signatures: Iterable[Signature], file_id: bytes, offset: int) -> None:

@@ -9,11 +9,12 @@ import argparse
 import json
 import struct
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -25,6 +26,9 @@ from estream_loader.trust import SignaturePolicy
 from estream_spec.constants import KNOWN_SECTIONS, SectionFlag, SectionType
 from estream_spec.errors import EmoeError, FormatError, TrustError
 from estream_spec.records import DirectoryEntry, Structure
+
+CANNOT_JUDGE: Final = 3
+CRASHED: Final = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,14 +62,14 @@ def judge(source: Path | bytes, offset: int = 0, policy: SignaturePolicy | None 
         EmoeError: nothing can be said of the package, as when the file is not there.
     """
     try:
-        with open_package(source, offset=offset, policy=policy) as package:
-            return 0, accepted(package)
+        with open_package(source, offset=offset, policy=policy, integrity="paged") as package:
+            return 0, describe(package)
     except (FormatError, TrustError) as error:
         return 1, json.dumps({"class": error.slug, "rule": error.rule, "message": str(error)})
 
 
-def accepted(package: Package) -> str:
-    """Judge all of a package and say what was read of it, as canonical JSON.
+def describe(package: Package) -> str:
+    """Prove all of a package and say what was read of it, as canonical JSON.
 
     Raises:
         FormatError: the package is refused.
@@ -144,7 +148,10 @@ def _plain(value: Any) -> Any:
 if __name__ == "__main__":
     try:
         status = main()
-    except EmoeError as error:
+    except (EmoeError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
-        status = 3
+        status = CANNOT_JUDGE
+    except Exception:  # which would end the program with the status of a refusal
+        traceback.print_exc()
+        status = CRASHED
     sys.exit(status)

@@ -10,12 +10,12 @@ from estream_loader import Package
 from estream_packer.editing import Changes, NewSection
 from estream_packer.schedules import program_for
 from estream_spec.constants import SectionType
-from estream_spec.errors import PackError
+from estream_spec.errors import InvalidError, PackError
 from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS, MAX_SCHEDULES
 from estream_spec.manifest import DeviceConfiguration, decode_device_configuration
 from estream_spec.messagepack import encode
 from estream_spec.records import DirectoryEntry
-from estream_spec.rules import check_device_configuration
+from estream_spec.rules import banks_length, check_device_configuration
 from estream_spec.schedule import Phase
 
 MAX_ID: Final = (1 << 32) - 1
@@ -36,7 +36,8 @@ def local_configurations(package: Package) -> dict[DirectoryEntry, DeviceConfigu
 def configure_changes(package: Package, choice: DeviceConfiguration) -> Changes:
     """What an edit does that makes a device configuration the default: it replaces an added one of that name.
 
-    The configuration comes with a program, unless the package has one for it.
+    The configuration comes with a program, unless the package has one for it. Nothing is done where the default is that
+    very one already.
 
     Raises:
         FormatError: the arena has no room for the banks, or the package is at fault.
@@ -49,9 +50,16 @@ def configure_changes(package: Package, choice: DeviceConfiguration) -> Changes:
     except UnicodeEncodeError:
         raise PackError(f"name {choice.name!r} is not text", hint="give another name") from None
     decode_device_configuration(data, path)
-    check_device_configuration(choice, package.experts.table, path)
+    experts = package.experts.table
+    try:
+        check_device_configuration(choice, experts, path)
+    except InvalidError as fault:
+        fault.hint = f"give --arena at least {banks_length(choice, experts)}, or fewer or smaller groups"
+        raise
     own, others = _by_name(package, choice.name)
     highest = max((entry.id for entry in others), default=-1)
+    if list(own.values()) == [choice] and min(entry.id for entry in own) > highest:
+        return Changes()
     if len(others) >= MAX_DEVICE_CONFIGURATIONS or highest == MAX_ID:
         message = f"package has {len(others)} local device configurations, the last with id {highest}"
         limits = f"the limits are {MAX_DEVICE_CONFIGURATIONS} and {MAX_ID}"

@@ -66,6 +66,10 @@ class Changes:
     add: Sequence[NewSection] = ()
     remove: Collection[DirectoryEntry] = ()
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.add or self.remove)
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -181,7 +185,7 @@ def _pad(appended: bytearray, start: int) -> int:
     return begin
 
 
-def edit_package(path: Path, decide: Callable[[Package], Changes]) -> Container:
+def edit_package(path: Path, decide: Callable[[Package], Changes]) -> tuple[Container, Changes]:
     """Edit a package in place; no other edit of it can begin meanwhile.
 
     Args:
@@ -189,7 +193,7 @@ def edit_package(path: Path, decide: Callable[[Package], Changes]) -> Container:
         decide: given the package, opened, says what to change. What it raises ends the edit, with nothing touched.
 
     Returns:
-        The new superblock and directory.
+        Superblock and directory as they are now, and what was changed.
 
     Raises:
         FormatError: the package is refused.
@@ -199,9 +203,11 @@ def edit_package(path: Path, decide: Callable[[Package], Changes]) -> Container:
     with _locked(path) as descriptor:
         source = FileSource(descriptor, name=str(path), owned=False)
         with Package(source, "paged") as package:
-            edit = plan_edit(package.container, decide(package))
+            if not (changes := decide(package)):
+                return package.container, changes
+            edit = plan_edit(package.container, changes)
             _write_edit(path, descriptor, source, package.container.superblock, edit)
-    return edit.container
+    return edit.container, changes
 
 
 @contextlib.contextmanager
@@ -223,10 +229,14 @@ def _locked(path: Path) -> Iterator[int]:
 
 def _write_edit(path: Path, descriptor: int, source: FileSource, old: Superblock, edit: Edit) -> None:
     """Append, make durable, commit with the twin that is not trusted, then write the other one."""
-    if not os.path.samestat(os.fstat(descriptor), path.stat()):
-        message = "package was replaced by another while it was edited"
-        raise PackError(message, path=str(path), hint="edit the new one")
-    slots = {offset: read(source, offset, Superblock.SIZE) for offset in SUPERBLOCK_OFFSETS}
+    with _refused(path, UNTOUCHED):
+        same = os.path.samestat(os.fstat(descriptor), path.stat())
+    slots = {}
+    if same and available(source) >= old.file_length:
+        slots = {offset: read(source, offset, Superblock.SIZE) for offset in SUPERBLOCK_OFFSETS}
+    if old.encode() not in slots.values():  # whoever did this minds no lock
+        message = "package was replaced, cut off or written over by another program while it was edited"
+        raise PackError(message, path=str(path), hint="look at what is there now, and edit that")
     first, second = sorted(SUPERBLOCK_OFFSETS, key=lambda offset: slots[offset] == old.encode())
     superblock = edit.container.superblock.encode()
     with _refused(path, UNTOUCHED):

@@ -88,7 +88,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         local_device_configurations: how to run here, added where the package is used; the first is the default.
         device_configurations: how to run on one kind of device; without local ones the first is the default.
         schedules: the programs in the package, in the order of the directory.
-        signatures: who signed it; they are no reason to trust it, see `verify`.
+        signatures: who signed it; none is a reason to trust it, see `verify`.
         writer: the program that wrote the package.
         licence: SPDX expression of the weights' licence, or empty.
         sources: the files it was made from.

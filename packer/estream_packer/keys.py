@@ -1,30 +1,28 @@
-"""Ed25519 keys in the files that other tools know too: PKCS8 and SubjectPublicKeyInfo, both as PEM."""
+"""Ed25519 keys to sign with, in the files that other tools know too: PKCS8 and SubjectPublicKeyInfo, both as PEM."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
-    load_pem_public_key,
 )
 
 from estream_packer.checkpoint.files import InputFile
 from estream_packer.small_files import write_new
+from estream_spec.constants import MAGIC
 from estream_spec.errors import PackError
 
 MAX_KEY_FILE_LENGTH: Final = 1 << 16
 """Bytes; an Ed25519 key takes 119."""
-PRIVATE: Final = b"PRIVATE KEY-----"
-"""What every PEM of a private key has in its first line, encrypted ones among them."""
+KEYGEN: Final = "make one with 'estream-pack keygen'"
 
 
 def public_file(path: Path) -> Path:
@@ -69,45 +67,18 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
         hint = "decrypt it first: openssl pkey -in KEY -out NEW"
         raise PackError(message, path=str(path), hint=hint) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise _no_key("private", path) from None
+        found = "key for SSH" if b"OPENSSH PRIVATE KEY" in data else "not a private key in PEM"
+        message = f"{found}, expected an Ed25519 private key in PEM"
+        raise PackError(message, path=str(path), hint=KEYGEN) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise _other_type("private", path)
+        raise PackError("private key of another type, expected Ed25519", path=str(path), hint=KEYGEN)
     return key
-
-
-def read_public_key(text: str) -> bytes:
-    """Read a key to trust: 64 hexadecimal digits, or the name of a PEM file.
-
-    Returns:
-        The key, 32 bytes.
-
-    Raises:
-        PackError: the file cannot be read or holds no public key.
-    """
-    if re.fullmatch(r"[0-9a-fA-F]{64}", text):
-        return bytes.fromhex(text)
-    path = Path(text)
-    data = _read(path)
-    if PRIVATE in data:
-        hint = f"give the public one, {str(public_file(path))!r} if keygen made it"
-        raise PackError("private key, expected a public one", path=str(path), hint=hint)
-    try:
-        key = load_pem_public_key(data)
-    except (ValueError, UnsupportedAlgorithm):
-        raise _no_key("public", path) from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise _other_type("public", path)
-    return key.public_bytes_raw()
 
 
 def _read(path: Path) -> bytes:
     with InputFile(path) as file:
+        head = bytearray(min(file.length, len(MAGIC)))
+        file.read_into(memoryview(head), 0)
+        if head == MAGIC:
+            raise PackError("file is a package", path=str(path), hint="this is no key file")
         return file.read_all(MAX_KEY_FILE_LENGTH)
-
-
-def _no_key(kind: str, path: Path) -> PackError:
-    return PackError(f"not a {kind} key in PEM", path=str(path), hint="keygen makes one")
-
-
-def _other_type(kind: str, path: Path) -> PackError:
-    return PackError(f"{kind} key of another type, expected Ed25519", path=str(path), hint="keygen makes one")

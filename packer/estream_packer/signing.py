@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +17,13 @@ from estream_loader.trust import is_genuine
 from estream_packer.checkpoint.files import InputFile
 from estream_packer.editing import Changes, NewSection
 from estream_spec.constants import SIGNATURE_MAGIC, Algorithm, SectionType
-from estream_spec.errors import PackError
+from estream_spec.errors import FormatError, PackError
 from estream_spec.limits import MAX_SIGNATURES
 from estream_spec.records import DirectoryEntry, Signature, decode_signature
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-MAX_COUNTER: Final = (1 << 64) - 1
 MAX_DETACHED_LENGTH: Final = 1 << 16
 """Bytes of a detached signature; those of known algorithms take 120."""
 
@@ -31,11 +32,13 @@ class SignatureSummary(Struct, frozen=True, kw_only=True):
     """A signature that was found.
 
     Attributes:
+        section: id of the section it is in; None if it came beside the package.
         key: the public key it names, hexadecimal.
         security_counter: what it says of the release.
         verifies: whether that key made it over this package; anyone can make one, so this is no reason to trust.
     """
 
+    section: int | None
     key: str
     security_counter: int
     verifies: bool
@@ -51,12 +54,17 @@ def sign(file_id: bytes, key: Ed25519PrivateKey, security_counter: int) -> Signa
 def signature_changes(package: Package, signature: Signature) -> Changes:
     """What an edit does that puts a signature into a package: it replaces those by the same key.
 
+    Nothing is done where that very signature is there already.
+
     Raises:
         FormatError: a signature there is at fault.
-        PackError: there is no room for another one.
+        PackError: it would take a security counter back, or there is no room for another one.
     """
     there = [entry for entry in package.container.entries if entry.type == SectionType.SIGNATURE]
-    own = [entry for entry in there if _key_of(package, entry) == signature.public_key]
+    own = {entry: each for entry, each in _signatures(package).items() if each.public_key == signature.public_key}
+    changed = [renews(signature, each, package.file_id, package.source.name) for each in own.values()]
+    if changed == [False]:
+        return Changes()
     if len(there) - len(own) >= MAX_SIGNATURES:
         message = f"package has {len(there)} signatures by other keys, the limit is {MAX_SIGNATURES}"
         raise PackError(message, path=package.source.name, hint="write the signature beside the package, with -o")
@@ -65,20 +73,73 @@ def signature_changes(package: Package, signature: Signature) -> Changes:
     return Changes(add=(NewSection(type=SectionType.SIGNATURE, id=free_id, data=signature.encode()),), remove=own)
 
 
-def _key_of(package: Package, entry: DirectoryEntry) -> bytes | None:
-    """The key a signature names; None where its algorithm is not known."""
-    signature = decode_signature(package.read_section(entry), path=section_path(entry), offset=entry.offset)
-    return None if signature is None else signature.public_key
+def renews(signature: Signature, there: Signature | None, file_id: bytes, path: str) -> bool:
+    """Whether a signature differs from the one in whose place it would come.
 
-
-def read_detached(path: Path) -> bytes:
-    """The bytes of a detached signature.
+    Args:
+        signature: the new one.
+        there: the old one, if any. It binds only if the same key made it over the same file id: anyone can name a key.
+        file_id: what the new one covers.
+        path: where the old one is.
 
     Raises:
-        PackError: it cannot be read, or is far too long to be one.
+        PackError: the security counter would go back.
     """
+    if there is None or there.public_key != signature.public_key or not is_genuine(there, file_id):
+        return True
+    new, old = signature.security_counter, there.security_counter
+    if new < old:
+        message = f"security counter {new}, the signature there has {old}, expected at least that"
+        raise PackError(message, path=path, hint=f"give --counter {old} or more")
+    return signature != there
+
+
+def _signatures(package: Package) -> dict[DirectoryEntry, Signature]:
+    """The signatures of known algorithms in a package, by their entry.
+
+    Raises:
+        FormatError: one of them is at fault.
+    """
+    found = {}
+    for entry in package.container.entries:
+        if entry.type == SectionType.SIGNATURE:
+            data = package.read_section(entry)
+            if (signature := decode_signature(data, path=section_path(entry), offset=entry.offset)) is not None:
+                found[entry] = signature
+    return found
+
+
+def is_signature_file(path: Path) -> bool:
+    """Whether a plain file is there that begins as a detached signature does.
+
+    Raises:
+        PackError: it cannot be read.
+    """
+    if not os.path.isfile(path):  # noqa: PTH113 (which does not mind names that no file can have)
+        return False
     with InputFile(path) as file:
-        return file.read_all(MAX_DETACHED_LENGTH)
+        head = bytearray(min(file.length, len(SIGNATURE_MAGIC)))
+        file.read_into(memoryview(head), 0)
+    return head == SIGNATURE_MAGIC
+
+
+def read_replaceable(path: Path) -> Signature | None:
+    """The signature in a file that another one may replace; None where there is no file, or none that can be decoded.
+
+    Raises:
+        PackError: there is something else of that name, which is never replaced, or it cannot be read.
+    """
+    if not os.path.exists(path):  # noqa: PTH110 (which does not mind names that no file can have)
+        return None
+    if not os.path.isfile(path):  # noqa: PTH113
+        kind = "a folder" if path.is_dir() else "no plain file"
+        raise PackError(f"output is {kind}", path=str(path), hint="give the name of the signature file")
+    if not is_signature_file(path):
+        message = "there is a file of that name, no signature, which is never replaced"
+        raise PackError(message, path=str(path), hint="give another name")
+    with InputFile(path) as file, contextlib.suppress(FormatError):
+        return decode_signature(file.read_all(MAX_DETACHED_LENGTH), path=str(path))
+    return None
 
 
 def summarise_signatures(package: Package, detached: tuple[bytes, ...] = ()) -> Iterator[SignatureSummary]:
@@ -87,10 +148,12 @@ def summarise_signatures(package: Package, detached: tuple[bytes, ...] = ()) -> 
     Raises:
         FormatError: one of them is at fault.
     """
-    beside = (decode_signature(data, path="detached signature", offset=0) for data in detached)
-    for signature in (*package.signatures(), *beside):
+    inside = ((entry.id, signature) for entry, signature in _signatures(package).items())
+    beside = ((None, decode_signature(data, path="detached signature", offset=0)) for data in detached)
+    for section, signature in (*inside, *beside):
         if signature is not None:
             yield SignatureSummary(
+                section=section,
                 key=signature.public_key.hex(),
                 security_counter=signature.security_counter,
                 verifies=is_genuine(signature, package.file_id),

@@ -127,7 +127,8 @@ class Sealed:
         data: the bytes.
         superblock: fields of the twin to trust.
         entries: the directory, each entry with `content`, its decoded bytes.
-        records: by table, by range: offset, length, checksum, digest and layout of each record.
+        draft: what was sealed.
+        records: by table, by range: offset, length, checksum, digest, layout and payload of each record.
     """
 
     data: bytes
@@ -192,24 +193,11 @@ class Draft:
             stored = data if section.stored is None else section.stored
             start = round_up(len(body), 1 << section.alignment_shift)
             body += section.before.rjust(start - len(body), b"\0")
-            entry = {
-                "type": section.type,
-                "id": section.id,
-                "flags": FLAGS.get(SectionType(section.type), 0) if section.type in set(SectionType) else 0,
-                "codec": 0 if section.stored is None else 1,
-                "alignment_shift": section.alignment_shift,
-                "offset": start,
-                "stored_length": len(stored),
-                "length": len(data),
-                "sha256": self._digest_of(section.type, stored),
-                "content": data,
-                **section.changes,
-            }
-            entries.append(entry)
+            entries.append(_entry(section, start, data, stored, self._digest_of(section.type, stored)))
             body += stored
-        return self._close(body, entries)
+        return self.close(body, entries)
 
-    def _close(self, body: bytearray, entries: list[Values]) -> Sealed:
+    def close(self, body: bytearray, entries: list[Values]) -> Sealed:
         """Append the directory and fill in the superblocks."""
         body += self.gap.rjust(round_up(len(body), 64) - len(body), b"\0")
         head = {"magic": DIRECTORY_MAGIC, "count": len(entries), "entry_size": 80, **self.directory}
@@ -329,6 +317,29 @@ def superblock_bytes(values: Values) -> bytes:
     return body + struct.pack("<I", values.get("checksum", crc32c.crc32c(body)))
 
 
+def _entry(section: Section, start: int, data: bytes, stored: bytes, digest: bytes) -> Values:
+    """The directory entry of a section that begins at `start`."""
+    return {
+        "type": section.type,
+        "id": section.id,
+        "flags": int(FLAGS.get(section.type, 0)),
+        "codec": 0 if section.stored is None else 1,
+        "alignment_shift": section.alignment_shift,
+        "offset": start,
+        "stored_length": len(stored),
+        "length": len(data),
+        "sha256": digest,
+        "content": data,
+        **section.changes,
+    }
+
+
+def _free(offset: int, length: int, alignment_shift: int) -> Values:
+    """The entry of an extent that is no longer in use."""
+    section = Section(SectionType.FREE, alignment_shift=alignment_shift)
+    return {**_entry(section, offset, b"", b"", bytes(32)), "stored_length": length, "length": length}
+
+
 def edit(
     sealed: Sealed,
     add: Sequence[Section] = (),
@@ -348,44 +359,24 @@ def edit(
     """
     draft, old = sealed.draft, sealed.superblock
     entries = [
-        {**each, "type": 0, "id": 0, "flags": 0, "codec": 0, "length": each["stored_length"], "sha256": bytes(32)}
+        _free(each["offset"], each["stored_length"], each["alignment_shift"])
         if (each["type"], each["id"]) in remove
         else each
         for each in sealed.entries
     ]
-    entries.append(
-        {
-            "alignment_shift": 6,
-            "offset": old["directory_offset"],
-            "stored_length": old["directory_length"],
-            "length": old["directory_length"],
-        }
-    )
+    entries.append(_free(old["directory_offset"], old["directory_length"], 6))
     appended = Draft(draft.manifest, draft.tables, list(add), draft.page_shift)
     appended.superblock = {"generation": old["generation"] + 1, **(superblock or {})}
     body = bytearray(sealed.data[: old["file_length"]])
     for section in add:
+        assert section.data is not None, "an edit adds sections as they are stored"
+        assert section.stored is None, "an edit adds sections as they are stored"
         start = round_up(len(body), 1 << section.alignment_shift)
         body += bytes(start - len(body))
-        stored = section.data or b""
-        entries.append(
-            {
-                "type": section.type,
-                "id": section.id,
-                "flags": FLAGS.get(SectionType(section.type), 0) if section.type in set(SectionType) else 0,
-                "alignment_shift": section.alignment_shift,
-                "offset": start,
-                "stored_length": len(stored),
-                "length": len(stored),
-                "sha256": sha256(stored).digest(),
-                "content": stored,
-                **section.changes,
-            }
-        )
-        body += stored
-    entries = [{"id": 0, "flags": 0, "codec": 0, "sha256": bytes(32), "type": 0, **each} for each in entries]
+        entries.append(_entry(section, start, section.data, section.data, sha256(section.data).digest()))
+        body += section.data
     kept = {number: sealed.data[offset : offset + 128] for number, offset in enumerate(SUPERBLOCK_OFFSETS)}
-    closed = appended._close(body, entries)
+    closed = appended.close(body, entries)
     data = bytearray(closed.data)
     for number, offset in enumerate(SUPERBLOCK_OFFSETS):
         if number not in twins:

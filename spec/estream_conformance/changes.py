@@ -178,6 +178,11 @@ def accept(name: str, about: str, build: Build, *features: str, base: str = "sma
     accepted(*features, base=base, committed=committed)(_named(name, about, build))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _named(name: str, about: str, build: Build) -> Build:
     def case() -> Any:
         return build()

@@ -9,3 +9,9 @@ class UsageError(EmoeError):
     """The command line, or a file it names, asks for what there is not."""
 
     slug = "usage"
+
+
+class UnwritableError(EmoeError):
+    """A vector's file cannot be written here."""
+
+    slug = "unwritable"

@@ -21,7 +21,8 @@ def export(folder: Path, vectors: Sequence[Vector], advance: Callable[[], None] 
 
     Raises:
         UsageError: the folder is none, or is not empty.
-        OSError: a file cannot be written.
+        UnwritableError: a vector's file cannot be written.
+        OSError: an answer cannot be written.
     """
     fresh = not folder.exists()
     if fresh:
@@ -35,11 +36,9 @@ def export(folder: Path, vectors: Sequence[Vector], advance: Callable[[], None] 
         for vector in vectors:
             paths = [folder / f"{vector.name}.{suffix}" for suffix in ("emoe", "json", "signature")]
             written += paths
-            vector.image.write(paths[0])
+            vector.write(paths[0], paths[2])
             text = json.dumps(answer_values(vector), indent=2, ensure_ascii=False)
             paths[1].write_text(f"{text}\n", encoding="utf-8")
-            if vector.detached is not None:
-                paths[2].write_bytes(vector.detached)
             advance()
     except BaseException:
         for path in written:

@@ -90,11 +90,9 @@ def _judge_refusal(vector: Vector, output: bytes, expected: str) -> Judgement:
     try:
         verdict = _parse(output)
     except _UnreadableError as error:
-        reason = Reason.REFUSED if vector.rule is None else Reason.NO_VERDICT
-        return Judgement(reason, expected, f"exit status 1, and standard output that {error}")
+        return Judgement(Reason.NO_VERDICT, expected, f"exit status 1, and standard output that {error}")
     if not isinstance(verdict, dict) or not isinstance(verdict.get("class"), str):
-        reason = Reason.REFUSED if vector.rule is None else Reason.NO_VERDICT
-        return Judgement(reason, expected, f"exit status 1, and JSON without a class: {_clipped(verdict)}")
+        return Judgement(Reason.NO_VERDICT, expected, f"exit status 1, and JSON without a class: {_clipped(verdict)}")
     slug, rule = printable(verdict["class"]), verdict.get("rule", _MISSING)
     found = f"refused as {slug}"
     if rule is not _MISSING:

@@ -23,7 +23,7 @@ def junit(results: Sequence[Result]) -> Xml.Element:
         name="estream-conformance",
         tests=str(len(results)),
         failures=str(sum(counts[outcome] for outcome in BAD)),
-        errors="0",
+        errors=str(counts[Outcome.NOT_ASKED]),
         skipped=str(counts[Outcome.EXPECTED_FAILURE] + counts[Outcome.LEFT_OUT]),
         time=f"{sum(result.seconds for result in results):.3f}",
     )
@@ -41,6 +41,8 @@ def _case(result: Result) -> Xml.Element:
         case Outcome.LEFT_OUT:
             needs = ", ".join(sorted(needed(vector)))
             Xml.SubElement(case, "skipped", message=f"needs {needs}")
+        case Outcome.NOT_ASKED:
+            Xml.SubElement(case, "error", type="not-asked", message=str(result.fault))
         case Outcome.EXPECTED_FAILURE:
             Xml.SubElement(case, "skipped", message="failed as expected")
         case Outcome.UNEXPECTED_PASS:

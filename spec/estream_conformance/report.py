@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from estream_conformance.runner import BAD, Outcome, Result
-from estream_conformance.suite import area
+from estream_conformance.suite import area, rule_of
 from estream_spec import __version__
 
 _ERROR_LINES: Final = 8
@@ -20,23 +20,39 @@ _COUNTED: Final = {
     Outcome.UNEXPECTED_PASS: "passed unexpectedly",
     Outcome.EXPECTED_FAILURE: "failed as expected",
     Outcome.LEFT_OUT: "left out",
+    Outcome.NOT_ASKED: "not asked",
 }
+_TOLD: Final = {*BAD, Outcome.NOT_ASKED}
+"""Outcomes that are told test by test."""
 
 
-def print_report(results: Sequence[Result]) -> None:
-    """Print what failed and a summary by rule area."""
+def print_report(results: Sequence[Result], shown: int) -> None:
+    """Print the first failures of each rule, and a summary.
+
+    Args:
+        results: those of the run.
+        shown: how many failures of a rule are told.
+    """
     from rich.console import Console
 
+    told: dict[str, list[Result]] = {}
     for result in results:
-        if result.outcome in BAD:
-            click.echo(_failure(result))
-            click.echo()
+        if result.outcome in _TOLD:
+            told.setdefault(rule_of(result.vector), []).append(result)
+    for rule, failures in told.items():
+        for result in failures[:shown]:
+            click.echo(f"{_failure(result)}\n")
+        if 0 < shown < len(failures):
+            click.echo(f"... and {len(failures) - shown} more of {rule}\n")
     Console().print(_summary(results))
 
 
 def _failure(result: Result) -> str:
     """What there is to say of a failed test."""
     vector, judgement = result.vector, result.judgement
+    if result.fault is not None:
+        told = [f"{vector.name}: not asked", vector.about, str(result.fault), result.fault.hint]
+        return "\n  ".join(line for line in told if line)
     assert judgement is not None
     if judgement.reason is None:
         return f"{vector.name}: passed, though it is expected to fail\n  {vector.about}\n  take it off the list"
@@ -46,12 +62,13 @@ def _failure(result: Result) -> str:
         f"  expected  {judgement.expected}",
         f"  found     {judgement.found}",
         *(f"  stderr    {line}" for line in result.errors.splitlines()[-_ERROR_LINES:]),
+        f"  file      estream-conformance export FOLDER --only {vector.name}",
     ]
     return "\n".join(lines)
 
 
 def _summary(results: Sequence[Result]) -> Any:
-    """A row for each rule area, in the order of the rules; a column for each outcome that there is."""
+    """A row for each rule area and for each of its rules that is told, in order; a column for each outcome there is."""
     from rich.table import Table
 
     total = Counter(result.outcome for result in results)
@@ -61,8 +78,12 @@ def _summary(results: Sequence[Result]) -> Any:
     for outcome in columns:
         table.add_column(_COUNTED[outcome], str(total[outcome]), justify="right")
     for name in dict.fromkeys(area(result.vector) for result in results):
-        counts = Counter(result.outcome for result in results if area(result.vector) == name)
-        table.add_row(name, *(str(counts[outcome]) for outcome in columns))
+        here = [result for result in results if area(result.vector) == name]
+        told = dict.fromkeys(each.vector.rule for each in here if each.vector.rule and each.outcome in _TOLD)
+        rows = {name: here, **{f"  {rule}": [each for each in here if each.vector.rule == rule] for rule in told}}
+        for label, those in rows.items():
+            counts = Counter(result.outcome for result in those)
+            table.add_row(label, *(str(counts[outcome]) for outcome in columns))
     return table
 
 
@@ -88,6 +109,7 @@ def _result_values(result: Result) -> dict[str, Any]:
         "reason": judgement.reason.slug if judgement and judgement.reason else None,
         "expected": judgement.expected if judgement else None,
         "found": judgement.found if judgement else None,
+        "fault": str(result.fault) if result.fault else None,
         "stderr": result.errors,
         "seconds": round(result.seconds, 3),
     }

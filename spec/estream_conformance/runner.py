@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from estream_conformance.errors import UsageError
+from estream_conformance.errors import UnwritableError, UsageError
 from estream_conformance.judgement import Judgement, judge
 from estream_conformance.process import Answer, ask
 from estream_conformance.suite import FEATURES, needed
@@ -25,6 +25,8 @@ TIMEOUT: Final = 10
 """Seconds for each file where nothing else is said."""
 _ROOM: Final = 1 << 20
 """Bytes that a loader may print at least; of files to accept, four times the expected line more."""
+_QUOTED: Final = 3
+"""Lines of standard error that are quoted of a command that is no loader, the last ones."""
 
 
 class Outcome(StrEnum):
@@ -35,6 +37,7 @@ class Outcome(StrEnum):
     EXPECTED_FAILURE = "expected-failure"
     UNEXPECTED_PASS = "unexpected-pass"  # noqa: S105 (no password)
     LEFT_OUT = "left-out"
+    NOT_ASKED = "not-asked"
 
 
 BAD: Final = {Outcome.FAILED, Outcome.UNEXPECTED_PASS}
@@ -51,6 +54,7 @@ class Result:
         judgement: how the answer compares; None where the loader was not asked.
         errors: the end of what it printed to standard error, fit for a terminal.
         seconds: how long the loader took.
+        fault: why the file could not be written, where the loader was not asked for that.
     """
 
     vector: Vector
@@ -58,6 +62,7 @@ class Result:
     judgement: Judgement | None = None
     errors: str = ""
     seconds: float = 0.0
+    fault: UnwritableError | None = None
 
 
 def parse_entry_point(text: str) -> list[str]:
@@ -91,6 +96,26 @@ def _no_program(program: str) -> UsageError:
     return UsageError(f"there is no program {program!r}", hint=f"did you mean './{program}'?")
 
 
+def check_entry_point(command: Sequence[str], vector: Vector, timeout: float) -> None:
+    """Ask about a sound file before all others, so that a command that is no loader is told once.
+
+    Raises:
+        UsageError: the command cannot be started, or gives no verdict at all.
+        UnwritableError: the file cannot be written.
+        OSError: there is no folder for temporary files.
+    """
+    answer = ask_about(vector, command, timeout)
+    if answer.status == 0 or (answer.status == 1 and answer.output.strip()):
+        return
+    lines = [line for line in _lines(answer.errors) if line.strip()]
+    errors = f"its standard error ends: {' | '.join(lines[-_QUOTED:])}" if lines else "its standard error is empty"
+    raise UsageError(
+        f"{shlex.join(command)!r} gives no verdict about the file {vector.name!r}: "
+        f"{judge(vector, answer).found}; {errors}",
+        hint="spec/LOADER-CLI.md says how a loader is asked and what it must answer",
+    )
+
+
 def run_suite(
     command: Sequence[str],
     vectors: Sequence[Vector],
@@ -117,22 +142,24 @@ def run_suite(
 
     Raises:
         UsageError: the loader cannot be started.
-        OSError: a vector's file cannot be written.
+        OSError: there is no folder for temporary files.
     """
     stop = threading.Event()
 
     def test(vector: Vector) -> Result:
         if not needed(vector) <= set(features):
             return Result(vector, Outcome.LEFT_OUT)
-        answer = ask_about(vector, command, timeout, stop)
+        try:
+            answer = ask_about(vector, command, timeout, stop)
+        except UnwritableError as error:  # says nothing of the loader, and nothing of the other files
+            return Result(vector, Outcome.NOT_ASKED, fault=error)
         judgement = judge(vector, answer, with_json="accept" in features)
         passed, foreseen = judgement.reason is None, vector.name in expected_failures
         if foreseen:
             outcome = Outcome.UNEXPECTED_PASS if passed else Outcome.EXPECTED_FAILURE
         else:
             outcome = Outcome.PASSED if passed else Outcome.FAILED
-        errors = "\n".join(printable(line) for line in answer.errors.decode("utf-8", "backslashreplace").splitlines())
-        return Result(vector, outcome, judgement, errors, answer.seconds)
+        return Result(vector, outcome, judgement, "\n".join(_lines(answer.errors)), answer.seconds)
 
     results = []
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
@@ -157,13 +184,18 @@ def ask_about(vector: Vector, command: Sequence[str], timeout: float, stop: thre
 
     Raises:
         UsageError: the loader cannot be started.
-        OSError: the vector's file cannot be written.
+        UnwritableError: the vector's file cannot be written.
+        OSError: there is no folder for temporary files.
     """
-    with tempfile.TemporaryDirectory(prefix="estream-conformance-") as folder:
+    # What a loader has done to the folder that cannot be undone fails no other test.
+    with tempfile.TemporaryDirectory(prefix="estream-conformance-", ignore_cleanup_errors=True) as folder:
         path, detached = Path(folder, "package.emoe"), Path(folder, "signature")
-        vector.image.write(path)
-        if vector.detached is not None:
-            detached.write_bytes(vector.detached)
+        vector.write(path, detached)
         arguments = [each.replace("{detached}", str(detached)) for each in vector.arguments]
         limit = _ROOM + 4 * len(vector.json or "")
         return ask([*command, str(path), *arguments], timeout=timeout, limit=limit, stop=stop)
+
+
+def _lines(errors: bytes) -> list[str]:
+    """What was printed to standard error, fit for a terminal."""
+    return [printable(line) for line in errors.decode("utf-8", "backslashreplace").splitlines()]

@@ -47,37 +47,50 @@ def area(vector: Vector) -> str:
     return ACCEPTED_AREA if vector.rule is None else vector.rule.split("-")[1]
 
 
+def rule_of(vector: Vector) -> str:
+    """The rule a vector breaks; a word for those that break none."""
+    return vector.rule or ACCEPTED_AREA
+
+
 def needed(vector: Vector) -> frozenset[str]:
     """Features without which a loader is not asked at all; without `accept`, less of its answer is compared."""
     return vector.features - {"accept"}
 
 
 def chosen(vectors: Iterable[Vector], patterns: Iterable[str]) -> list[Vector]:
-    """The vectors whose name or rule is like one of the patterns; all where there are none.
+    """The vectors whose name, rule or rule area is like one of the patterns, in any case; all where there are none.
 
     Raises:
-        UsageError: a pattern that no vector is like.
+        UsageError: a pattern that is empty, or that no vector is like.
     """
     vectors = list(vectors)
     names: set[str] = set()
     for pattern in patterns:
-        found = {
-            each.name for each in vectors if fnmatchcase(each.name, pattern) or fnmatchcase(each.rule or "", pattern)
-        }
+        if not pattern:
+            raise UsageError("the pattern of --only is empty", hint="leave --only out to take all tests")
+        found = {each.name for each in vectors if _is_like(each, pattern.lower())}
         if not found:
-            message = f"no test has a name or rule like {pattern!r}"
+            message = f"no test has a name, rule or rule area like {pattern!r}"
             raise UsageError(message, hint="'estream-conformance list' shows what there is; * stands for anything")
         names |= found
     return [each for each in vectors if each.name in names] if names else vectors
 
 
+def _is_like(vector: Vector, pattern: str) -> bool:
+    """Whether a pattern in lower case chooses a vector. Areas only as a whole: `s*` would be three of them."""
+    names = (vector.name, (vector.rule or "").lower())
+    return pattern == area(vector).lower() or any(fnmatchcase(name, pattern) for name in names)
+
+
 def parse_features(text: str) -> frozenset[str]:
-    """A comma-separated list of features.
+    """A comma-separated list of features, or the word `all`.
 
     Raises:
         UsageError: one that is not known.
     """
     features = {each.strip() for each in text.split(",")} - {""}
+    if features == {"all"}:
+        return frozenset(FEATURES)
     for each in sorted(features - FEATURES.keys()):
-        raise UsageError(f"there is no feature {each!r}", hint=f"features are {', '.join(FEATURES)}")
+        raise UsageError(f"there is no feature {each!r}", hint=f"features are {', '.join(FEATURES)}; all are 'all'")
     return frozenset(features)

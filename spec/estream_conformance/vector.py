@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from estream_conformance.errors import UnwritableError
 from estream_conformance.image import Image
 
 FOLDER: Final = Path(__file__).parent / "vectors"
@@ -69,6 +70,23 @@ class Vector:
     def json(self) -> str | None:
         """What a loader must print of an accepted file."""
         return self._content.json
+
+    def write(self, path: Path, signature: Path) -> None:
+        """Write the file, and its detached signature where it has one.
+
+        Raises:
+            UnwritableError: one cannot be written; none has more than 1 TiB, which some file systems do not take.
+        """
+        image = self.image
+        try:
+            image.write(path)
+            if self.detached is not None:
+                signature.write_bytes(self.detached)
+        except OSError as error:
+            raise UnwritableError(
+                f"the file of {self.name!r} cannot be written: {(error.strerror or str(error)).lower()}",
+                hint="leave `large` out of --features" if "large" in self.features else None,
+            ) from error
 
 
 def encode_vector(vector: Vector, bases: Mapping[str, Image], *, with_lines: bool = True) -> str:

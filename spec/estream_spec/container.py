@@ -39,7 +39,12 @@ SINGLE = (
 """Types of which a package has exactly one section, with id 0."""
 AT_MOST_ONE = (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE)
 """Types of which a package has at most one section, with id 0."""
-DOCUMENTS = (SectionType.MANIFEST, SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE)
+DOCUMENTS = (
+    SectionType.MANIFEST,
+    SectionType.CHAT_TEMPLATE,
+    SectionType.DEVICE_CONFIGURATION,
+    SectionType.SIGNATURE,
+)
 """Types whose sections are no longer than a manifest may be."""
 MOST = {
     SectionType.DEVICE_CONFIGURATION: limits.MAX_DEVICE_CONFIGURATIONS,
@@ -156,7 +161,8 @@ def check_superblock(superblock: Superblock, available: int) -> None:
     require(superblock.directory_length <= most, "EMOE-SUP-009", message, "directory_length")
     start = superblock.directory_offset
     end = start + superblock.directory_length
-    message = f"directory spans {start} to {end}, the package ends at {superblock.file_length}"
+    bounds = f"{DATA_START} or later to {superblock.file_length}, the end of the package"
+    message = f"directory spans {start} to {end}, expected {bounds}"
     ends = start >= DATA_START and end == superblock.file_length
     require(ends, "EMOE-SUP-010", message, "directory_offset")
     message = f"package has {available} bytes, its superblock says {superblock.file_length}"
@@ -262,5 +268,5 @@ def _check_entry(entry: DirectoryEntry, superblock: Superblock, path: str) -> No
         require(1 <= entry.length <= most, "EMOE-SEC-010", message, "length")
     if known and entry.type != SectionType.FREE and not in_pages:
         most = limits.MAX_MANIFEST_LENGTH if entry.type in DOCUMENTS else limits.MAX_SMALL_SECTION_LENGTH
-        message = f"section of {entry.length} bytes, the limit is {most}"
-        require(entry.length <= most, "EMOE-SEC-011", message, "length")
+        message = f"section of {entry.length} bytes, {entry.stored_length} stored, the limit is {most} each"
+        require(max(entry.length, entry.stored_length) <= most, "EMOE-SEC-011", message, "length")

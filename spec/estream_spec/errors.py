@@ -21,7 +21,7 @@ class EmoeError(Exception):
         path: the field, section, tensor or file concerned, such as `directory[2].offset`; None where there is none.
         offset: byte offset from the package's start; None where there is none.
         hint: what the reader of the message can do about it; None where nothing helps.
-        rule: id of the rule of FORMAT.md that is broken; None where it is none of a package.
+        rule: id of the rule of FORMAT.md concerned; None where there is none.
     """
 
     slug: ClassVar[str] = "error"

@@ -12,9 +12,9 @@ MAX_FILE_LENGTH: Final = 1 << 44
 MAX_SECTIONS: Final = 4096
 """Directory entries. Bounds the directory to 320 KiB."""
 MAX_MANIFEST_LENGTH: Final = 1 << 20
-"""1 MiB: of the manifest, a device configuration or a signature, decoded."""
-MAX_SMALL_SECTION_LENGTH: Final = 1 << 28
-"""256 MiB: any section that is read whole (graphs, tokenizer, tables), decoded."""
+"""1 MiB: of the manifest, a chat template, a device configuration or a signature, stored and decoded."""
+MAX_SMALL_SECTION_LENGTH: Final = 1 << 26
+"""64 MiB: any section that is read whole (graphs, tokenizer, tables), stored and decoded."""
 MAX_COMPRESSION_RATIO: Final = 256
 """Decoded over stored bytes of a zstd section."""
 MAX_LAYERS: Final = 1024
@@ -22,7 +22,7 @@ MAX_EXPERTS: Final = 4096
 """Experts in one layer."""
 MAX_RANGES: Final = MAX_LAYERS + 2
 """Ranges in one table: an embedding, the layers, and what follows them."""
-MAX_RECORDS: Final = 1 << 20
+MAX_RECORDS: Final = 1 << 17
 """Records in one table, all layers together."""
 MAX_RECORD_LENGTH: Final = (1 << 31) - (1 << 21)
 """One record, padded. An NPU maps a buffer below 2 GiB."""

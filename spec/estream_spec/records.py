@@ -21,8 +21,7 @@ def _unpack(
     layout: struct.Struct, data: bytes | memoryview, rule: str, offset: int | None, path: str
 ) -> tuple[Any, ...]:
     if len(data) < layout.size:
-        message = f"{len(data)} bytes where a structure of {layout.size} stands"
-        raise refusal(rule, message, path=path, offset=offset)
+        raise refusal(rule, f"{len(data)} bytes, expected at least {layout.size}", path=path, offset=offset)
     return layout.unpack_from(data)
 
 
@@ -46,9 +45,13 @@ class Structure:
         Raises:
             MalformedError: too short, or reserved bytes set.
         """
-        decoded = cls(*_unpack(cls.LAYOUT, data, cls.RULE, offset, path))
-        if decoded.encode() != data[: cls.SIZE]:
-            raise refusal(cls.RULE, "reserved bytes are not zero", path=path, offset=offset)
+        if len(data) < cls.SIZE:
+            raise refusal(cls.RULE, f"{len(data)} bytes, expected {cls.SIZE}", path=path, offset=offset)
+        decoded = cls(*cls.LAYOUT.unpack_from(data))
+        encoded = decoded.encode()
+        if encoded != data[: cls.SIZE]:
+            at = next(at for at in range(cls.SIZE) if encoded[at] != data[at])
+            raise refusal(cls.RULE, f"reserved byte {at} is {data[at]:#04x}, expected 0", path=path, offset=offset)
         return decoded
 
 
@@ -247,7 +250,10 @@ class RecordTable:
         pairs = list(RECORD_DIGEST.iter_unpack(view[records_at:]))
         table = cls(ranges=ranges, checksums=tuple(pair[0] for pair in pairs), digests=tuple(pair[1] for pair in pairs))
         if table.encode() != data:
-            raise refusal("EMOE-TAB-006", "reserved bytes of the record digests are not zero", path=path)
+            starts = range(records_at + 4, len(data), RECORD_DIGEST.size)
+            number = next(number for number, start in enumerate(starts) if any(view[start : start + 4]))
+            message = f"reserved bytes are {view[starts[number] :][:4].hex()}, expected 0"
+            raise refusal("EMOE-TAB-006", message, path=f"{path}.digests[{number}]")
         return table
 
 

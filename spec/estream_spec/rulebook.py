@@ -57,10 +57,10 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-SEC-015": InvalidError,
     "EMOE-SEC-016": InvalidError,
     "EMOE-SEC-017": LimitError,
-    # Sections that are read whole
+    # Any section
     "EMOE-SEC-018": IntegrityError,
     "EMOE-SEC-019": IntegrityError,
-    # Trust
+    # Signatures
     "EMOE-SIG-001": MalformedError,
     "EMOE-SIG-002": TrustError,
     "EMOE-SIG-003": TrustError,
@@ -68,6 +68,7 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-MAN-001": MalformedError,
     "EMOE-MAN-002": InvalidError,
     "EMOE-MAN-003": InvalidError,
+    # Model
     "EMOE-MOD-001": InvalidError,
     "EMOE-MOD-002": InvalidError,
     "EMOE-MOD-003": InvalidError,
@@ -77,10 +78,12 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-MOD-007": InvalidError,
     "EMOE-MOD-008": InvalidError,
     "EMOE-MOD-009": InvalidError,
+    # Graphs
     "EMOE-GRA-001": InvalidError,
     "EMOE-GRA-002": InvalidError,
     "EMOE-GRA-003": InvalidError,
     "EMOE-GRA-004": InvalidError,
+    # Layouts
     "EMOE-LAY-001": InvalidError,
     # Other sections
     "EMOE-SEC-020": InvalidError,
@@ -147,8 +150,9 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-REC-007": InvalidError,
     "EMOE-REC-008": InvalidError,
     "EMOE-REC-009": InvalidError,
-    # Identity and padding
+    # Identity
     "EMOE-IDN-001": IntegrityError,
+    # Padding
     "EMOE-PAD-001": InvalidError,
 }
 """Class of the refusal by rule, in the order of the checks."""

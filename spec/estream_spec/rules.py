@@ -93,7 +93,7 @@ def _check_model(model: ModelDescription) -> None:
 
 def _check_classes(used: Iterable[int], count: int, path: str) -> None:
     odd = sorted(set(used) ^ set(range(count)))
-    message = f"layers name shape classes other than the {count} there are, expected each of them: first {odd[:1]}"
+    message = f"shape class {odd[:1]} is used or defined, expected both; there are {count}"
     _require(not odd, "EMOE-MOD-008", message, path)
 
 
@@ -124,7 +124,7 @@ def _check_graphs(manifest: Manifest, container: Container) -> None:
 
 def _spelled(kinds: Iterable[tuple[Activations, GraphWeights]]) -> str:
     return (
-        " with ".join(f"{weights} weights and {activations} activations" for activations, weights in sorted(kinds))
+        ", and ".join(f"{weights} weights and {activations} activations" for activations, weights in sorted(kinds))
         or "no graph"
     )
 
@@ -250,10 +250,15 @@ def check_device_configuration(choice: DeviceConfiguration, experts: RecordTable
     Raises:
         InvalidError: an arena too small for its own banks.
     """
-    largest = max(record_range.record_length for record_range in experts.ranges)
-    needed = (choice.prefetch_depth + 1) * choice.group_size * largest
+    needed = banks_length(choice, experts)
     message = f"arena of {choice.arena_bytes} bytes, its banks take {needed}"
     _require(choice.arena_bytes >= needed, "EMOE-CFG-001", message, f"{path}.arena_bytes")
+
+
+def banks_length(choice: DeviceConfiguration, experts: RecordTable) -> int:
+    """Bytes of all banks of a device configuration."""
+    largest = max(record_range.record_length for record_range in experts.ranges)
+    return (choice.prefetch_depth + 1) * choice.group_size * largest
 
 
 def check_device_configurations(manifest: Manifest, experts: RecordTable) -> None:

@@ -207,25 +207,24 @@ def invalid_values(encoding: Encoding, parts: Mapping[str, npt.NDArray[Any]], ro
         The rule that is broken and a lower-case sentence for an error message; None where every value is legal.
     """
     if encoding == "f32":
-        finite = np.isfinite(parts[""]).all()
-        return None if finite else ("EMOE-REC-005", "a weight is not finite, expected finite numbers")
+        odd = parts[""][~np.isfinite(parts[""])]
+        return ("EMOE-REC-005", f"a weight is {odd[0]}, expected a finite number") if odd.size else None
     scale = parts["scale"]
-    # `not >=` also catches NaN.
-    if not (scale.min(initial=0) >= 0 and scale.max(initial=0) < np.inf):
-        return "EMOE-REC-006", "a scale is negative or not finite, expected 0 or a finite number above it"
+    odd = scale[~((scale >= 0) & (scale < np.inf))]  # NaN is neither
+    if odd.size:
+        return "EMOE-REC-006", f"a scale is {odd[0]}, expected a finite number of at least 0"
     if encoding == "w8":
         lowest = parts[""].min(initial=0) == -128
         return ("EMOE-REC-007", "a weight is -128, expected -127 to 127") if lowest else None
     multipliers = parts["multipliers"]
-    if multipliers.min() < -MAX_MULTIPLIER or multipliers.max() > MAX_MULTIPLIER or not multipliers.all():
-        return "EMOE-REC-008", "a multiplier is 0 or beyond 15 in size, expected 1 to 15"
+    odd = multipliers[(multipliers == 0) | (multipliers > MAX_MULTIPLIER) | (multipliers < -MAX_MULTIPLIER)]
+    if odd.size:
+        return "EMOE-REC-008", f"a multiplier is {odd[0]}, expected -15 to -1 or 1 to 15"
     group = GROUP_SIZES[encoding]
     last = parts["nibbles"][-(group // 2) :]
     padding = np.concatenate((last & 15, last >> 4))[rows % group or group :]
-    zero = (padding == NIBBLE_ZERO).all()
-    return (
-        None if zero else ("EMOE-REC-009", f"padding beyond the last row is not {NIBBLE_ZERO}, expected {NIBBLE_ZERO}")
-    )
+    odd = padding[padding != NIBBLE_ZERO]
+    return ("EMOE-REC-009", f"a padding row holds {odd[0]}, expected {NIBBLE_ZERO}") if odd.size else None
 
 
 def quantise_activations(x: Floats) -> tuple[Bytes, Floats]:

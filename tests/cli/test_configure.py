@@ -16,6 +16,7 @@ from estream_spec.messagepack import encode
 from fixtures.packages import Draft, Section
 
 SIZES = ("--arena", "1M", "--group-size", "2", "--prefetch-depth", "1")
+TABLET = "arena 1,048,576 bytes, group size 2, prefetch depth 1"
 
 
 @pytest.fixture
@@ -52,13 +53,26 @@ def test_what_is_added_is_the_default(package: Path, pack: Pack) -> None:
     assert configurations(package) == [("phone", 1 << 20, 2, 1), generic]
     assert pack("configure", package, "--name", "tablet", *SIZES)[0] == 0
     assert [each[0] for each in configurations(package)] == ["tablet", "phone", "generic"]
-    status, _, _ = pack("configure", package, "--name", "phone", "--arena", "64K", *SIZES[2:])
+    status, out, _ = pack("configure", package, "--name", "phone", "--arena", "64K", *SIZES[2:])
     assert status == 0
+    assert out == "replaced 'phone', the default now: arena 65,536 bytes, group size 2, prefetch depth 1\n"
     assert configurations(package) == [("phone", 1 << 16, 2, 1), ("tablet", 1 << 20, 2, 1), generic]
     with open_package(package) as opened:
         assert (opened.file_id, opened.manifest.content_id) == identity
-    assert pack("validate", package)[1] == "valid\n"
+    assert pack("validate", package)[0] == 0
     assert pack("verify", package)[0] == 0
+
+
+def test_nothing_is_written_where_nothing_changes(package: Path, pack: Pack) -> None:
+    for name in ("phone", "tablet"):
+        pack("configure", package, "--name", name, *SIZES)
+    before = package.read_bytes()
+    status, out, err = pack("configure", package, "--name", "tablet", *SIZES)
+    assert (status, err) == (0, "")
+    assert out.startswith("nothing to change for 'tablet', the default now: arena 1,048,576 bytes")
+    assert package.read_bytes() == before
+    assert pack("configure", package, "--name", "phone", *SIZES)[1].startswith("replaced 'phone'")  # the default again
+    assert [each[0] for each in configurations(package)] == ["phone", "tablet", "generic"]
 
 
 def test_it_is_shown(package: Path, pack: Pack) -> None:
@@ -79,7 +93,7 @@ def test_it_is_removed_again(package: Path, pack: Pack) -> None:
     for name in ("phone", "tablet"):
         pack("configure", package, "--name", name, *SIZES)
     status, out, err = pack("configure", package, "--name", "phone", "--remove")
-    assert (status, out, err) == (0, "removed 'phone'\n", "")
+    assert (status, out, err) == (0, f"removed 'phone', the default now is 'tablet': {TABLET}\n", "")
     assert [each[0] for each in configurations(package)] == ["tablet", "generic"]
     edited = package.read_bytes()
     status, _, err = pack("configure", package, "--name", "phone", "--remove")
@@ -87,7 +101,8 @@ def test_it_is_removed_again(package: Path, pack: Pack) -> None:
     assert "no local device configuration 'phone'" in err
     assert "hint: there are 'tablet'" in err
     assert package.read_bytes() == edited
-    pack("configure", package, "--name", "tablet", "--remove")
+    out = pack("configure", package, "--name", "tablet", "--remove")[1]
+    assert out.startswith("removed 'tablet', the default now is 'generic': arena ")
     assert configurations(package) == before
     status, _, err = pack("configure", package, "--name", "generic", "--remove")
     assert status == 1
@@ -100,6 +115,7 @@ def test_banks_that_do_not_fit(package: Path, pack: Pack) -> None:
     assert (status, out) == (1, "")
     assert "arena of 16383 bytes, its banks take 16384" in err
     assert "[EMOE-CFG-001]" in err
+    assert "hint: give --arena at least 16384, or fewer or smaller groups" in err
     assert package.read_bytes() == before
     assert pack("configure", package, "--name", "phone", "--arena", "16K", *SIZES[2:])[0] == 0
 

@@ -138,4 +138,4 @@ def test_forged_content_id_is_not_believed(first: Path, other: Path, pack: Pack)
 def test_missing_file(first: Path, other: Path, pack: Pack) -> None:
     status, _, err = pack("diff", first, other)
     assert status == 1
-    assert "cannot open" in err
+    assert "file cannot be opened" in err

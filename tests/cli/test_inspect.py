@@ -128,7 +128,7 @@ def test_model_of_several_classes_in_words() -> None:
 def test_missing_and_faulty_files(tmp_path: Path, pack: Pack) -> None:
     status, out, err = pack("inspect", tmp_path / "none.emoe")
     assert (status, out) == (1, "")
-    assert err.startswith("estream-pack: error: cannot open")
+    assert err.startswith("estream-pack: error: file cannot be opened")
     (tmp_path / "a.emoe").write_bytes(b"GGUF" * 99)
     status, _, err = pack("inspect", tmp_path / "a.emoe", "--json")
     assert status == 1

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from estream_loader.console import run_command
 from estream_packer import cli as packer
 from estream_packer.build import build
 from estream_packer.recipe import read_recipe
 from estream_packer.sample import sample_files
 from estream_runtime import cli as runtime
+from estream_spec.errors import IntegrityError
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -19,15 +25,48 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_python_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What it shows works on the sample model and prints English."""
+@pytest.fixture
+def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sample model, packed, in the folder of the process, which is its user's home, too."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     build(Path(str(sample_files())), tmp_path / "sample.emoe")
-    [example] = blocks("python")
-    exec(compile(example, "README.md", "exec"), {})
+    return tmp_path / "sample.emoe"
+
+
+def run_examples(*, signing: bool) -> None:
+    """Run the examples in Python that are about signing, or the others."""
+    examples = [each for each in blocks("python") if ("SignaturePolicy" in each) == signing]
+    assert examples
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), {})
+
+
+def test_the_python_example_runs(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it shows works on the sample model and prints English."""
+    run_examples(signing=False)
     assert re.search(r"[a-z]{2,} [a-z]{2,} ", capsys.readouterr().out)
+
+
+def test_signing_works_as_shown(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command lines about signing all succeed, and the example in Python after them trusts what they signed."""
+    shutil.copy(sample, "w8.emoe")
+    [lines] = [each for each in blocks("console") if "keygen" in each]
+    programs = {"estream-pack": packer.group, "estream-run": runtime.group}
+    for line in lines.splitlines():
+        program, *arguments = [os.path.expanduser(word) for word in shlex.split(line.removeprefix("$ "), comments=True)]  # noqa: PTH111
+        if program in programs:
+            assert run_command(programs[program], program, arguments) == 0, line
+        else:
+            subprocess.run([program, *arguments], check=True)
+    assert "w8.sig" in lines
+    run_examples(signing=True)
+    assert "is what the vendor released" in capsys.readouterr().out
+    data = bytearray(sample.read_bytes())
+    data[1 << 20] ^= 1
+    sample.write_bytes(data)
+    with pytest.raises(IntegrityError):
+        run_examples(signing=True)
 
 
 def test_the_recipe_is_understood(tmp_path: Path) -> None:

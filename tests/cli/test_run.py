@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from estream_loader import open_package
 from estream_loader.console import run_command, size
+from estream_packer.signing import sign
 from estream_runtime import Session
 from estream_runtime.cli import PROGRAM, group
 from fixtures.olmoe import EXPERTS, LAYERS
@@ -149,7 +151,11 @@ def test_score_of_a_text(run: Program, packed: PackageFactory, tmp_path: Path) -
         (["generate", "FILE", "--prompt", "a" * 513], "prompt has 513 tokens, the context holds 512", "give fewer"),
         (["generate", "FILE", "--prompt", "a\udcff"], "text is not valid UTF-8", None),
         (["generate", "FILE", "--prompt", "a", "--arena", "16383"], "holds no expert record", "is 16384 bytes"),
-        (["generate", "nowhere.emoe", "--prompt", "a"], "cannot open 'nowhere.emoe'", None),
+        (
+            ["generate", "nowhere.emoe", "--prompt", "a"],
+            "file cannot be opened: no such file or directory (at nowhere.emoe)",
+            None,
+        ),
         (["score", "FILE", "--prompt", "a", "--choice", ""], "choice 0 has no tokens", None),
         (["score", "FILE", "--text", "nowhere.txt"], "no such file or directory (at nowhere.txt)", None),
     ],
@@ -177,6 +183,8 @@ def test_what_cannot_be_run_is_refused(
         ["generate", "FILE", "--prompt", "a", "--threads", "0"],
         ["generate", "FILE", "--prompt", "a", "--max-new-tokens", "-1"],
         ["generate", "--prompt", "a"],
+        ["generate", "FILE", "--prompt", "a", "--minimum-counter", "1"],
+        ["generate", "FILE", "--prompt", "a", "--signature", "FILE"],
         ["score", "FILE"],
         ["score", "FILE", "--prompt", "a"],
         ["score", "FILE", "--choice", "a"],
@@ -202,7 +210,11 @@ def test_wrong_usage_is_told_from_refusal(verb: list[str], run: Program, packed:
         ("--top-p", "1.1", "1.1 is not in the range 0<x<=1"),
         ("--top-p", "nan", "'nan' is not a finite number"),
         ("--seed", "-1", "-1 is not in the range x>=0"),
-        ("--arena", "8iB", "'8iB' is not a size such as 524288, 512K or 8M"),
+        (
+            "--arena",
+            "8iB",
+            "'8iB' is not a size, expected bytes, or a number with K, M or G (or KiB, MiB, GiB), such as",
+        ),
     ],
 )
 def test_a_value_out_of_range_is_wrong_usage(
@@ -229,6 +241,34 @@ def test_damage_is_refused(run: Program, packed: PackageFactory, tmp_path: Path)
     text.write_bytes("naïve".encode("latin-1"))
     found = run("score", packed(), "--text", text)
     assert (found.code, found.err) == (1, f"estream-run: error: text is not UTF-8 (at offset 0x2, {text})\n")
+
+
+VERBS = (["generate", "--prompt", "a", "--max-new-tokens", "2"], ["score", "--prompt", "a", "--choice", "b"])
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=[verb[0] for verb in VERBS])
+def test_a_signature_can_be_required(verb: list[str], run: Program, packed: PackageFactory, tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    required = ["--key", key.public_key().public_bytes_raw().hex()]
+    with open_package(packed()) as package:
+        data, signature = bytearray(packed().read_bytes()), sign(package.file_id, key, 3)
+        last = package.experts.place(LAYERS - 1, EXPERTS - 1)
+    path, beside = tmp_path / "a.emoe", tmp_path / "a.sig"
+    path.write_bytes(data)
+    beside.write_bytes(signature.encode())
+    found = run(verb[0], path, *verb[1:], *required)
+    assert (found.code, found.out) == (1, "")
+    assert "no signature by key" in found.err
+    accepted = run(verb[0], path, *verb[1:], *required, "--signature", beside, "--minimum-counter", "3")
+    assert (accepted.code, accepted.out) == (0, run(verb[0], path, *verb[1:]).out)
+    found = run(verb[0], path, *verb[1:], *required, "--signature", beside, "--minimum-counter", "4")
+    assert (found.code, found.out) == (1, "")
+    assert "security counter 3, expected at least 4" in found.err
+    data[last.offset + last.length - 1] ^= 1
+    path.write_bytes(data)
+    found = run(verb[0], path, *verb[1:], *required, "--signature", beside)
+    assert (found.code, found.out) == (1, "")  # whether or not this run would have read that expert
+    assert "[EMOE-REC-001]" in found.err
 
 
 def test_help_and_version(run: Program) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from cli.conftest import Pack
-from estream_loader import SignaturePolicy, open_package
-from estream_packer.keys import read_private_key, read_public_key
+from estream_loader import SignaturePolicy, open_package, read_public_key
+from estream_packer.keys import read_private_key
 from estream_packer.signing import sign
 from estream_spec.constants import SIGNATURE_MAGIC, SectionType
 from estream_spec.errors import EmoeError, TrustError
@@ -123,20 +124,20 @@ def test_a_signed_package_verifies(package: Path, key: Path, pack: Pack) -> None
     found = json.loads(pack("verify", package, "--key", public(key), "--json")[1])
     assert found["signed_by"] == [{"key": digits(key), "security_counter": 7}]
     assert found["notices"] == []
-    assert pack("validate", package)[1] == "valid\n"
+    assert pack("validate", package)[0] == 0
 
 
 def test_an_older_release_is_refused(package: Path, key: Path, pack: Pack) -> None:
     assert pack("sign", package, "--key", key, "--counter", "7")[0] == 0
     status, out, err = pack("verify", package, "--key", public(key), "--minimum-counter", "8")
-    assert (status, out) == (1, "")
+    assert (status, out) == (1, "refused: untrusted\n")
     assert "security counter 7, expected at least 8" in err
     assert "[EMOE-SIG-003]" in err
 
 
 def test_a_missing_signature_is_refused(package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
     status, out, err = pack("verify", package, "--key", public(key))
-    assert (status, out) == (1, "")
+    assert (status, out) == (1, "refused: untrusted\n")
     assert f"no signature by key {digits(key)}" in err
     assert "[EMOE-SIG-002]" in err
     assert pack("sign", package, "--key", key)[0] == 0
@@ -154,7 +155,7 @@ def test_without_a_key_nothing_is_trusted(package: Path, key: Path, tmp_path: Pa
     forged = Signature(SIGNATURE_MAGIC, 1, 9, PUBLIC, bytes(64)).encode()
     draft.sections += [
         Section(SectionType.SIGNATURE, signatures(package)[0].encode()),
-        Section(SectionType.SIGNATURE, forged, id=1),
+        Section(SectionType.SIGNATURE, forged, id=5),
     ]
     package.write_bytes(draft.seal())
     beside = tmp_path / "beside.sig"
@@ -169,18 +170,21 @@ def test_without_a_key_nothing_is_trusted(package: Path, key: Path, tmp_path: Pa
     found = json.loads(pack("verify", package, "--signature", beside, "--json")[1])
     assert (found["notices"], found["signed_by"]) == (expected, [])
     found = json.loads(pack("inspect", package, "--json")[1])
-    assert [(each["key"], each["security_counter"], each["verifies"]) for each in found["signatures"]] == [
-        (digits(key), 2, True),
-        (PUBLIC.hex(), 9, False),
+    assert found["signatures"] == [
+        {"section": 0, "key": digits(key), "security_counter": 2, "verifies": True},
+        {"section": 5, "key": PUBLIC.hex(), "security_counter": 9, "verifies": False},
     ]
     out = pack("inspect", package)[1]
-    assert f"by {digits(key)}, counter 2: verifies\n" in out
+    assert f"by {digits(key)}, counter 2: verifies, which is no reason to trust it\n" in out
     assert f"by {PUBLIC.hex()}, counter 9: does not verify\n" in out
+    for number in (0, 5):  # once with its key, once with its bytes
+        assert len(re.findall(rf"^ signature {number} ", out, re.MULTILINE)) == 2
+    assert not re.search(r"^ signature 1 ", out, re.MULTILINE)
 
 
 def test_a_signature_beside_the_package(package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
     before, beside = package.read_bytes(), tmp_path / "model.sig"
-    beside.write_bytes(b"an older one")
+    beside.write_bytes(sign(bytes(32), KEY, 9).encode())  # of another package
     status, out, err = pack("sign", package, "--key", key, "--counter", "4", "-o", beside)
     assert (status, err) == (0, "")
     assert out.splitlines()[-2:] == ["security counter 4", f"wrote {beside}"]
@@ -194,32 +198,96 @@ def test_a_signature_beside_the_package(package: Path, key: Path, tmp_path: Path
     assert (status, out.splitlines()[-1]) == (0, f"signed by {digits(key)}, security counter 4")
 
 
-def test_a_signature_is_not_written_over_what_is_read(package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
-    before = package.read_bytes(), key.read_bytes()
-    link = tmp_path / "link"
-    link.hardlink_to(package)
-    for output in (package, link, key):
+def test_a_signature_replaces_nothing_but_a_signature(package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("precious")
+    (tmp_path / "empty").touch()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for output in before:
         status, out, err = pack("sign", package, "--key", key, "-o", output)
         assert (status, out) == (1, "")
-        assert "which is read" in err
-    assert pack("sign", package, "--key", key, "-o", tmp_path)[0] == 1
+        assert f"there is a file of that name, no signature, which is never replaced (at {output})" in err
+        assert "hint: give another name" in err
+    os.mkfifo(tmp_path / "pipe")
+    for output, what in ((tmp_path, "a folder"), (tmp_path / "pipe", "no plain file")):
+        status, _, err = pack("sign", package, "--key", key, "-o", output)
+        assert status == 1
+        assert f"output is {what}" in err
+        assert "hint: give the name of the signature file" in err
     status, _, err = pack("sign", package, "--key", key, "-o", tmp_path / "absent" / "model.sig")
     assert status == 1
     assert "file cannot be written: no such file or directory" in err
-    assert (package.read_bytes(), key.read_bytes()) == before
+    assert {path: path.read_bytes() for path in before} == before
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_damaged_signature_is_replaced(package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
+    beside = tmp_path / "model.sig"
+    beside.write_bytes(SIGNATURE_MAGIC + b"cut")
+    assert pack("sign", package, "--key", key, "-o", beside)[0] == 0
+    assert pack("verify", package, "--key", public(key), "--signature", beside)[0] == 0
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_counter_never_goes_back(inside: bool, package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
+    place = package if inside else tmp_path / "model.sig"
+    output = [] if inside else ["-o", place]
+    assert pack("sign", package, "--key", key, "--counter", "3", *output)[0] == 0
+    before = place.read_bytes()
+    status, out, err = pack("sign", package, "--key", key, "--counter", "1", *output)
+    assert (status, out) == (1, "")
+    assert f"security counter 1, the signature there has 3, expected at least that (at {place})" in err
+    assert "hint: give --counter 3 or more" in err
+    status, out, err = pack("sign", package, "--key", key, "--counter", "3", *output)
+    assert (status, err) == (0, "")
+    assert out.endswith(f"already signed, nothing changes in {place}\n")
+    assert place.read_bytes() == before
+    assert pack("sign", package, "--key", key, "--counter", "4", *output)[0] == 0
+    assert place.read_bytes() != before
+
+
+def test_a_forged_counter_binds_nobody(package: Path, key: Path, pack: Pack) -> None:
+    """Anyone can put a signature into a package that names the key and the highest counter."""
+    draft = Draft()
+    forged = Signature(SIGNATURE_MAGIC, 1, 2**64 - 1, bytes.fromhex(digits(key)), bytes(64)).encode()
+    draft.sections.append(Section(SectionType.SIGNATURE, forged))
+    package.write_bytes(draft.seal())
+    assert pack("sign", package, "--key", key, "--counter", "1")[0] == 0
+    assert [each.security_counter for each in signatures(package)] == [1]
+
+
+def test_a_private_key_that_cannot_be_read(
+    package: Path, key: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused as any other file is, whoever runs the tests."""
+    opened = os.open
+
+    def forbidden(path: Any, *arguments: Any) -> int:
+        if path == key:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", forbidden)
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    status, out, err = pack("sign", package, "--key", key)
+    assert (status, out) == (1, "")
+    assert err == f"estream-pack: error: file cannot be opened: permission denied (at {key})\n"
 
 
 def test_a_detached_signature_that_is_none(package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
     beside = tmp_path / "model.sig"
-    for data, words in ((b"no signature", "[EMOE-SIG-001]"), (bytes(70000), "exceeds the limit of 65536 bytes")):
+    for data, slug, words in (
+        (b"no signature", "malformed", "[EMOE-SIG-001]"),
+        (bytes(70000), "link", "exceeds the limit of 65536 bytes"),
+        (package.read_bytes(), "link", "hint: this is no signature"),
+    ):
         beside.write_bytes(data)
         status, out, err = pack("verify", package, "--key", public(key), "--signature", beside)
-        assert (status, out) == (1, "")
+        assert (status, out) == (1, f"refused: {slug}\n")
         assert words in err
     status, _, err = pack("verify", package, "--key", public(key), "--signature", tmp_path / "absent")
     assert status == 1
-    assert "file cannot be opened: No such file or directory" in err
+    assert "file cannot be opened: no such file or directory" in err
 
 
 def test_signatures_stay_true_through_edits(package: Path, key: Path, tmp_path: Path, pack: Pack) -> None:
@@ -288,12 +356,30 @@ def public_pem(key: Any) -> bytes:
     ("data", "message", "hint"),
     [
         (pem(KEY, b"secret"), "private key is protected by a password", "decrypt it first"),
-        (pem(ec.generate_private_key(ec.SECP256R1())), "private key of another type, expected Ed25519", "keygen"),
+        (
+            pem(ec.generate_private_key(ec.SECP256R1())),
+            "private key of another type, expected Ed25519",
+            "make one with",
+        ),
         (public_pem(KEY), "public key, expected a private one", "give the file without .pub"),
-        (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "not a private key in PEM", "keygen"),
-        (b"", "not a private key in PEM", "keygen makes one"),
+        (
+            b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+            "not a private key in PEM",
+            "make one with",
+        ),
+        (
+            b"",
+            "not a private key in PEM, expected an Ed25519 private key in PEM",
+            "make one with 'estream-pack keygen'",
+        ),
+        (
+            KEY.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
+            "key for SSH, expected an Ed25519 private key in PEM",
+            "make one with",
+        ),
+        (Draft().seal(), "file is a package", "this is no key file"),
         (bytes(70000), "file length 70000 exceeds the limit of 65536 bytes", None),
-        (None, "file cannot be opened: No such file or directory", None),
+        (None, "file cannot be opened: no such file or directory", None),
     ],
 )
 def test_keys_that_cannot_sign(
@@ -314,9 +400,9 @@ def test_keys_that_cannot_sign(
     ("data", "message", "hint"),
     [
         (pem(KEY), "private key, expected a public one", "give the public one"),
-        (public_pem(ec.generate_private_key(ec.SECP256R1())), "public key of another type", "keygen"),
-        (b"ssh-ed25519 AAAA", "not a public key in PEM", "keygen makes one"),
-        (None, "file cannot be opened: No such file or directory", None),
+        (public_pem(ec.generate_private_key(ec.SECP256R1())), "public key of another type", "ask the package's vendor"),
+        (b"ssh-ed25519 AAAA", "key for SSH", "ask the package's vendor"),
+        (None, "file cannot be opened: no such file or directory", None),
     ],
 )
 def test_keys_that_cannot_verify(
@@ -326,7 +412,7 @@ def test_keys_that_cannot_verify(
     if data is not None:
         path.write_bytes(data)
     status, out, err = pack("verify", package, "--key", path)
-    assert (status, out) == (1, "")
+    assert (status, out) == (1, "refused: link\n")
     assert f"estream-pack: error: {message}" in err
     assert (f"estream-pack: hint: {hint}" in err) if hint else ("hint" not in err)
 

@@ -10,7 +10,9 @@ from safetensors.numpy import save_file
 from cli.conftest import Built, Pack
 from estream_loader import open_package
 from estream_packer.checkpoint import open_checkpoint
+from estream_spec.constants import SIGNATURE_MAGIC
 from fixtures.olmoe import CheckpointFactory, weights
+from fixtures.packages import Draft
 
 TEXT = "The engine reads the experts of a layer from the disk while the others are at work. " * 3
 
@@ -57,8 +59,30 @@ def test_damaged_weights(what: str, built: Built, tmp_path: Path, pack: Pack) ->
     damaged.write_bytes(data)
     assert pack("validate", damaged)[0] == 0
     status, out, err = pack("verify", damaged)
-    assert (status, out) == (1, "")
+    assert (status, out) == (1, "refused: integrity\n")
     assert f"(at offset {place.offset:#x}, {what}[1][0]) [EMOE-REC-001]" in err
+
+
+def test_a_refusal_as_json_is_that_of_validate(tmp_path: Path, pack: Pack) -> None:
+    path = tmp_path / "a.emoe"
+    for data in (b"GGUF" * 99, Draft().seal()[:-1], None):
+        path.unlink(missing_ok=True)
+        if data is not None:
+            path.write_bytes(data)
+        status, out, err = pack("verify", path, "--json")
+        assert (status, err) == (1, "")
+        assert json.loads(out)["valid"] is False
+        assert out == pack("validate", path, "--json")[1]
+
+
+def test_a_signature_in_the_place_of_the_checkpoint(tmp_path: Path, pack: Pack) -> None:
+    path, beside = tmp_path / "a.emoe", tmp_path / "a.sig"
+    path.write_bytes(Draft().seal())
+    beside.write_bytes(SIGNATURE_MAGIC + bytes(112))
+    status, out, err = pack("verify", path, "--key", "0" * 64, beside)
+    assert (status, out) == (1, "refused: pack\n")
+    assert f"checkpoint is a signature, expected a folder (at {beside})" in err
+    assert "hint: a signature goes behind --signature" in err
 
 
 def test_damaged_padding(built: Built, tmp_path: Path, pack: Pack) -> None:
@@ -102,7 +126,7 @@ def test_what_quantisation_costs(built: Built, olmoe_checkpoint: CheckpointFacto
 
 def test_another_checkpoint(built: Built, olmoe_checkpoint: CheckpointFactory, text: Path, pack: Pack) -> None:
     status, out, err = pack("verify", built(), olmoe_checkpoint("clipped"), "--text", text)
-    assert (status, out) == (1, "")
+    assert (status, out) == (1, "refused: pack\n")
     assert "the checkpoint's model is not the package's" in err
     assert "estream-pack: hint: give the checkpoint the package was made from" in err
 
@@ -116,7 +140,7 @@ def test_another_checkpoint_of_the_same_model(
     tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
     save_file(tensors, tuned / "model.safetensors")
     status, out, err = pack("verify", built(), tuned, "--text", text)
-    assert (status, out) == (1, "")
+    assert (status, out) == (1, "refused: pack\n")
     digests = []
     for folder in (tuned, olmoe_checkpoint()):
         with open_checkpoint(folder) as checkpoint:

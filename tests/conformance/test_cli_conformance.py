@@ -25,6 +25,7 @@ REFUSES_ALL = """
     print('{"class":"malformed"}')
     raise SystemExit(1)
 """
+QUOTE = "quote the whole command of the loader, such as \"python3 my_loader.py\"; see 'estream-conformance run --help'"
 SOME = ("--only", "smallest", "--only", "EMOE-SUP-005")
 """One file to accept, and some to refuse as unsupported."""
 
@@ -70,6 +71,7 @@ def test_the_smallest_program_gets_a_useful_report(
         f"  {other_major.about}\n"
         "  expected  refused as unsupported by EMOE-SUP-005\n"
         "  found     accepted\n"
+        f"  file      estream-conformance export FOLDER --only {other_major.name}\n"
     ) in out
     rows = {
         row[0]: [int(each) for each in row[1:]]
@@ -81,6 +83,55 @@ def test_the_smallest_program_gets_a_useful_report(
     assert sum(rows["SUP"]) == len(asked)
     assert rows["SUP"][0] >= 1
     assert sum(rows["all"]) == len(asked) + 1
+
+
+def test_each_rule_is_told_by_a_few_failures(run: Run, program: Program, suite: list[Vector]) -> None:
+    names = [each.name for each in chosen(suite, ["EMOE-SUP-005"])]
+    assert len(names) > 2
+    asked = (program(REFUSES_ALL), "--only", "emoe-sup-005", "--only", "smallest")
+    for options, shown in (((), 2), (("--show", "1"), 1), (("--show", "0"), 0), (("--show", "1000"), len(names))):
+        status, out, _ = run("run", *asked, *options)
+        assert status == 1
+        assert [name for name in names if f"\n{name}: " in f"\n{out}"] == names[:shown]
+        more = re.findall(r"^\.\.\. and (\d+) more of EMOE-SUP-005$", out, re.MULTILINE)
+        assert more == [str(len(names) - shown)] * (0 < shown < len(names))
+        rows = [line.split() for line in out.splitlines()[-4:]]
+        assert rows == [
+            ["accepted", "0", "1"],
+            ["SUP", "0", str(len(names))],
+            ["EMOE-SUP-005", "0", str(len(names))],
+            ["all", "0", str(len(names) + 1)],
+        ]
+
+
+def test_a_file_system_without_files_so_large(program: Program, suite: list[Vector], tmp_path: Path) -> None:
+    large = [each.name for each in suite if each.image.length > 1 << 40 and "zstd" not in each.features]
+    asked = [option for name in (*large, "smallest") for option in ("--only", name)]
+
+    def limited(*arguments: str) -> tuple[int, str, str]:
+        command = shlex.join([sys.executable, "-m", "estream_conformance", *arguments])
+        done = subprocess.run(["sh", "-c", f"ulimit -f 1000000; exec {command}"], capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    fault = f"the file of {large[0]!r} cannot be written: file too large"
+    results = tmp_path / "results.xml"
+    status, out, err = limited("run", program("print()"), *asked, "--features", "large", "--junit", str(results))
+    assert (status, err) == (3, "")
+    assert f"{large[0]}: not asked\n" in out
+    assert f"\n  {fault}\n  leave `large` out of --features\n" in out
+    assert out.splitlines()[-1].split() == ["all", "1", "0", str(len(large))]
+    junit = Xml.parse(results).getroot().find("testsuite")
+    assert junit is not None
+    assert (junit.get("failures"), junit.get("errors")) == ("0", str(len(large)))
+    assert [each.get("message") for each in junit.iter("error")][:1] == [fault]
+    folder = str(tmp_path / "suite")
+    assert limited("export", folder, *asked) == (
+        3,
+        "",
+        f"estream-conformance: error: {fault}\nestream-conformance: hint: leave `large` out of --features\n",
+    )
+    assert limited("export", folder, *asked, "--features", "accept")[0] == 0
+    assert {each.stem for each in Path(folder).iterdir()} == {"smallest"}
 
 
 def test_all_results_as_json(run: Run, program: Program, some: list[Vector]) -> None:
@@ -95,6 +146,7 @@ def test_all_results_as_json(run: Run, program: Program, some: list[Vector]) -> 
         "expected-failure": 0,
         "unexpected-pass": 0,
         "left-out": 0,
+        "not-asked": 0,
     }
     assert [each["name"] for each in found["results"]] == [each.name for each in some]
     first, second = found["results"][:2]
@@ -107,6 +159,7 @@ def test_all_results_as_json(run: Run, program: Program, some: list[Vector]) -> 
         "reason": "refused",
         "expected": "accepted",
         "found": "refused as malformed",
+        "fault": None,
         "stderr": "",
     }
     assert (second["rule"], second["reason"]) == ("EMOE-SUP-005", "class")
@@ -136,7 +189,7 @@ def test_junit(run: Run, program: Program, some: list[Vector], other_major: Vect
 
 def test_expected_failures(run: Run, program: Program, some: list[Vector], no_magic: Vector, tmp_path: Path) -> None:
     entry_point, listed = program(REFUSES_ALL), tmp_path / "xfail"
-    listed.write_text("".join(f"{each.name}\n" for each in some))
+    listed.write_text("".join(f"{each.name}\n" for each in some), encoding="utf-8-sig")
     status, out, err = run("run", entry_point, *SOME, "--xfail", listed)
     assert (status, err) == (0, "")
     assert "failed as expected" in out
@@ -146,6 +199,33 @@ def test_expected_failures(run: Run, program: Program, some: list[Vector], no_ma
     assert status == 1
     assert f"{no_magic.name}: passed, though it is expected to fail\n" in out
     assert "passed unexpectedly" in out
+
+
+def test_a_command_that_is_no_loader_is_told_once(run: Run, program: Program, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    loader = program(f"open({str(asked)!r}, 'a').write('x'); import none_such")
+    status, out, err = run("run", loader, *SOME)
+    assert (status, out, asked.read_text()) == (2, "", "x")
+    error, hint = err.splitlines()
+    assert error.startswith(f"estream-conformance: error: {loader!r} gives no verdict about the file 'smallest': ")
+    assert error.endswith("ModuleNotFoundError: No module named 'none_such'")
+    assert hint.startswith("estream-conformance: hint: ")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        ("smallest", lambda each: each.name == "smallest"),
+        ("SMALL*", lambda each: each.name.startswith("small")),
+        ("emoe-sup-005", lambda each: each.rule == "EMOE-SUP-005"),
+        ("sup", lambda each: (each.rule or "").startswith("EMOE-SUP-")),
+        ("Accepted", lambda each: each.rule is None),
+    ],
+)
+def test_patterns(pattern: str, fits: Callable[[Vector], bool], suite: list[Vector]) -> None:
+    found = chosen(suite, [pattern])
+    assert found == [each for each in suite if fits(each)]
+    assert found
 
 
 def test_tests_that_are_left_out_are_counted(
@@ -161,8 +241,17 @@ def test_tests_that_are_left_out_are_counted(
 def test_the_list(run: Run, suite: list[Vector], other_major: Vector) -> None:
     status, out, err = run("list")
     assert (status, err) == (0, "")
-    assert out.count("\n") == 3 * len(suite)
-    assert f"{other_major.name}\n  {other_major.about}\n  refused as unsupported by EMOE-SUP-005\n" in out
+    *blocks, counts = out.split("\n\n")
+    assert len(blocks) == len(suite)
+    assert blocks[0].splitlines()[2].startswith("  accepted (features: accept")
+    assert f"{other_major.name}\n  {other_major.about}\n  refused as unsupported by EMOE-SUP-005" in blocks
+    same_rule = sum(each.rule == other_major.rule for each in suite)
+    rows = [line.split() for line in counts.splitlines()]
+    assert [str(same_rule), "EMOE-SUP-005"] in rows
+    assert rows[-1] == [str(len(suite)), "all"]
+    status, out, _ = run("list", "--only", other_major.name)
+    assert (status, out.splitlines()[0]) == (0, other_major.name)
+    assert out.endswith("\n\n    1 EMOE-SUP-005\n    1 all\n")
     status, out, _ = run("list", "--json")
     found = json.loads(out)
     assert [each["name"] for each in found] == [each.name for each in suite]
@@ -219,7 +308,7 @@ def test_an_export_that_fails_leaves_nothing(
 
     monkeypatch.setattr(Path, "write_text", write)
     status, out, err = run("export", folder)
-    assert (status, out) == (1, "")
+    assert (status, out) == (3, "")
     assert re.fullmatch(r"estream-conformance: error: no space left on device \(at .*\.json\)\n", err)
     assert folder.exists() == exists
     assert list(tmp_path.rglob("*")) == [folder] * exists
@@ -232,11 +321,11 @@ def test_an_export_that_fails_leaves_nothing(
         (
             ["run", "LOADER", "--features", "zstd,nap"],
             "there is no feature 'nap'",
-            f"features are {', '.join(FEATURES)}",
+            f"features are {', '.join(FEATURES)}; all are 'all'",
         ),
         (
             ["run", "LOADER", "--only", "zzz*"],
-            "no test has a name or rule like 'zzz*'",
+            "no test has a name, rule or rule area like 'zzz*'",
             "'estream-conformance list' shows what there is; * stands for anything",
         ),
         (
@@ -255,6 +344,24 @@ def test_an_export_that_fails_leaves_nothing(
             "every test that was asked for needs a feature that --features leaves out",
             None,
         ),
+        (["list", "--only", ""], "the pattern of --only is empty", "leave --only out to take all tests"),
+        (
+            ["export", "new", "--features", "", "--only", "EMOE-PAD-*"],
+            "every test that was asked for needs a feature that --features leaves out",
+            None,
+        ),
+        (
+            ["run", "LOADER", "--xfail", "good.xfail", "--junit", "good.xfail"],
+            "the results would replace a file of this run (at good.xfail)",
+            "name another file",
+        ),
+        (
+            ["run", "./program", "--junit", "program"],
+            "the results would replace a file of this run (at program)",
+            "name another file",
+        ),
+        (["run", "python3", "my_loader.py"], "Got unexpected extra argument (my_loader.py)", QUOTE),
+        (["run", "python3", "-m", "my_loader"], "No such option '-m'.", QUOTE),
         (["export", "."], "the folder is not empty (at .)", "name an empty folder, or a new one"),
         (["export", "bad.xfail"], "there is a file of that name (at bad.xfail)", "name a folder"),
         (["run"], "Missing argument 'ENTRYPOINT'.", "see 'estream-conformance run --help'"),
@@ -280,6 +387,8 @@ def test_usage_errors(
     loader = program(f"open({str(asked)!r}, 'w')")
     (tmp_path / "bad.xfail").write_text("smalest\n")
     (tmp_path / "latin.xfail").write_bytes(b"\xe9\n")
+    (tmp_path / "good.xfail").write_text("smallest\n")
+    (tmp_path / "program").touch(mode=0o755)
     before = sorted(tmp_path.rglob("*"))
     status, out, err = run(*(loader if each == "LOADER" else each for each in arguments))
     lines = [f"estream-conformance: error: {message}"]
@@ -324,3 +433,13 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     command = f"{shlex.quote(sys.executable)} -m estream_conformance list --json | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_results_never_replace_what_is_no_file(run: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, ""):
+        status, out, err = run("run", "true", "--only", "smallest", "--junit", path)
+        assert (status, out) == (2, "")
+        assert "error:" in err
+    assert pipe.is_fifo()

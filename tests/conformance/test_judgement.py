@@ -34,7 +34,7 @@ def test_a_right_acceptance(line_feed: str) -> None:
 @pytest.mark.parametrize("output", [b"", b"{}", b"\xff", b'{"a":0}'])
 def test_without_accept_only_the_status_of_accepted_files_counts(output: bytes) -> None:
     assert judge(good(), Answer(0, output), with_json=False).reason is None
-    assert judge(good(), Answer(1, output), with_json=False).reason is Reason.REFUSED
+    assert judge(good(), Answer(1, output), with_json=False).reason is Reason.NO_VERDICT
     assert judge(bad(), Answer(0, output), with_json=False).reason is Reason.ACCEPTED
 
 
@@ -66,14 +66,24 @@ def test_accepted_though_bad() -> None:
     [
         (b'{"class":"limit","rule":"EMOE-SEC-010"}', "refused as limit by EMOE-SEC-010"),
         (b'{"class":"limit"}', "refused as limit"),
-        (b"", "exit status 1, and standard output that is empty"),
-        (b"no", "exit status 1, and standard output that is not JSON at character 0: no"),
-        (b"[1]", "exit status 1, and JSON without a class: [1]"),
     ],
 )
 def test_refused_though_good(output: bytes, found: str) -> None:
     judgement = judge(good(), Answer(1, output))
     assert (judgement.reason, judgement.expected, judgement.found) == (Reason.REFUSED, "accepted", found)
+
+
+@pytest.mark.parametrize(
+    ("output", "found"),
+    [
+        (b"", "exit status 1, and standard output that is empty"),
+        (b"no", "exit status 1, and standard output that is not JSON at character 0: no"),
+        (b"[1]", "exit status 1, and JSON without a class: [1]"),
+    ],
+)
+def test_no_verdict_about_a_good_file(output: bytes, found: str) -> None:
+    judgement = judge(good(), Answer(1, output))
+    assert (judgement.reason, judgement.expected, judgement.found) == (Reason.NO_VERDICT, "accepted", found)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import tempfile
@@ -14,7 +15,7 @@ from estream_conformance.errors import UsageError
 from estream_conformance.image import Image
 from estream_conformance.judgement import Reason
 from estream_conformance.process import STDERR_KEPT, ask
-from estream_conformance.runner import Outcome, ask_about, parse_entry_point, run_suite
+from estream_conformance.runner import Outcome, ask_about, check_entry_point, parse_entry_point, run_suite
 from estream_conformance.vector import Vector
 
 VECTORS = [good(), bad()]
@@ -44,7 +45,7 @@ def test_a_loader_that_is_right(program: Program) -> None:
         ("""print('{"class":"invalid"}'); raise SystemExit(1)""", [Reason.REFUSED, None]),
         ("import os; os.abort()", [Reason.CRASH, Reason.CRASH]),
         ("raise SystemExit(3)", [Reason.CRASH, Reason.CRASH]),
-        ("raise KeyError('x')", [Reason.REFUSED, Reason.NO_VERDICT]),
+        ("raise KeyError('x')", [Reason.NO_VERDICT, Reason.NO_VERDICT]),
         ("import os; print(os.urandom(100))", [Reason.NO_JSON, Reason.ACCEPTED]),
         ("import sys\nwhile True: sys.stdout.write('x' * 65536)", [Reason.FLOOD, Reason.FLOOD]),
         ("import sys; print(len(sys.stdin.read())); raise SystemExit(7)", [Reason.CRASH, Reason.CRASH]),
@@ -146,6 +147,51 @@ def test_a_folder_that_cannot_be_written_ends_the_run(program: Program, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at all")
     with pytest.raises(FileNotFoundError):
         run_suite(shlex.split(program(RIGHT)), VECTORS)
+
+
+def test_a_file_that_cannot_be_written_is_told_and_the_others_are_asked(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Image.write
+
+    def within_16_gib(image: Image, path: Path) -> None:
+        if image.length > 1 << 34:
+            raise OSError(errno.EFBIG, "File too large", str(path))
+        write(image, path)
+
+    monkeypatch.setattr(Image, "write", within_16_gib)
+    huge = bad(Image.of((1 << 40, b"end")), name="huge", features=frozenset({"large"}))
+    found = run_suite(shlex.split(program(RIGHT)), [good(), huge, bad()], expected_failures={"huge"})
+    assert [each.outcome for each in found] == [Outcome.PASSED, Outcome.NOT_ASKED, Outcome.PASSED]
+    assert str(found[1].fault) == "the file of 'huge' cannot be written: file too large"
+    assert found[1].fault is not None
+    assert found[1].fault.hint == "leave `large` out of --features"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("raise SystemExit(1)", "exit status 1, and standard output that is empty; its standard error is empty"),
+        (
+            "import none_such",
+            "standard output that is empty; its standard error ends: .* | ModuleNotFoundError: No mod",
+        ),
+        ("raise SystemExit(2)", "exit status 2, which is no answer; its"),
+        ("import os; os.abort()", "ended by SIGABRT; its"),
+        ("import time; time.sleep(60)", r"no answer in 1\.\d s; its"),
+    ],
+)
+def test_a_command_that_is_no_loader(source: str, found: str, program: Program) -> None:
+    entry_point = program(source)
+    with pytest.raises(UsageError, match=found) as error:
+        check_entry_point(shlex.split(entry_point), good(), timeout=1 if "sleep" in source else 60)
+    assert str(error.value).startswith(f"{entry_point!r} gives no verdict about the file 'good': ")
+    assert error.value.hint is not None
+
+
+@pytest.mark.parametrize("source", ["print('no')", "print('no'); raise SystemExit(1)", "pass"])
+def test_a_loader_that_is_wrong_is_a_loader(source: str, program: Program) -> None:
+    check_entry_point(shlex.split(program(source)), good(), timeout=60)
 
 
 def test_features_leave_out_tests_but_accept_does_not(program: Program) -> None:

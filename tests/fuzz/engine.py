@@ -114,12 +114,13 @@ class Fuzzer:
     Args:
         seed: what decides everything.
         folder: where inputs are written that found a fault; also the last input before a crash of the process.
+        max_bytes: memory the process may have had; None in a process that does other things, too.
     """
 
-    def __init__(self, seed: str, folder: Path):
+    def __init__(self, seed: str, folder: Path, max_bytes: int | None = None):
         self.random = Random(seed)
         self.report = Report(tallies={target.name: Tally() for target in TARGETS})
-        self._seed, self._folder = seed, folder
+        self._seed, self._folder, self._max_bytes = seed, folder, max_bytes
         self._began_with = peak_memory()
         self._too_large = False
         self._watchdog = Watchdog()
@@ -163,9 +164,9 @@ class Fuzzer:
         tally.answers[slug] += 1
         tally.seconds += seconds
         tally.slowest = max(tally.slowest, seconds)
-        look = look or seconds > SLOW
-        if look and not self._too_large and (peak := peak_memory()) > MAX_BYTES:
-            self._too_large, fault = True, f"process has had {peak} bytes, the limit is {MAX_BYTES}"
+        look = self._max_bytes is not None and (look or seconds > SLOW)
+        if look and not self._too_large and (peak := peak_memory()) > (self._max_bytes or 0):
+            self._too_large, fault = True, f"process has had {peak} bytes, the limit is {self._max_bytes}"
         if answer not in tally.distinct:
             tally.distinct.add(answer)
             tally.rules.update(re.findall(r"EMOE-\w+-\d+", answer))

@@ -35,7 +35,7 @@ ANSWERS = ("value", "malformed", "invalid", "integrity", "unsupported", "limit",
 
 def search(seed: str, folder: Path, count: int | None, seconds: float | None) -> Report:
     """One process's part: `count` inputs, or as many as fit into some seconds."""
-    fuzzer = Fuzzer(seed, folder)
+    fuzzer = Fuzzer(seed, folder, MAX_BYTES)
     begun = last = time.monotonic()
 
     def goes_on(number: int) -> bool:

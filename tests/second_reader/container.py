@@ -202,10 +202,11 @@ def _check_lengths(entry: Entry, file_length: int) -> None:
     if entry.codec == ZSTD:
         require(entry.type not in (MANIFEST, FREE) and not entry.has_records, "SEC-009")
         require(1 <= entry.length <= limits.MAX_COMPRESSION_RATIO * entry.stored_length, "SEC-010")
-    if entry.type in (MANIFEST, DEVICE_CONFIGURATION, SIGNATURE):
-        require(entry.length <= limits.MAX_MANIFEST_LENGTH, "SEC-011")
+    longer = max(entry.length, entry.stored_length)
+    if entry.type in (MANIFEST, CHAT_TEMPLATE, DEVICE_CONFIGURATION, SIGNATURE):
+        require(longer <= limits.MAX_MANIFEST_LENGTH, "SEC-011")
     elif entry.is_known and entry.type != FREE and not entry.has_records:
-        require(entry.length <= limits.MAX_SMALL_SECTION_LENGTH, "SEC-011")
+        require(longer <= limits.MAX_SMALL_SECTION_LENGTH, "SEC-011")
 
 
 def _check_all_entries(entries: Sequence[Entry], superblock: Superblock) -> None:

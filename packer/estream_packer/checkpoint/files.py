@@ -125,4 +125,4 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 def reason(error: OSError | ValueError) -> str:
     """What the system says of a failed call."""
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    return str(getattr(error, "strerror", None) or error).lower()

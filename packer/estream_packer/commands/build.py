@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from estream_loader.console import FILE, print_json
 from estream_packer.commands.options import show_package, weight_options
 from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions
 
 
 @click.command(short_help="Pack a checkpoint into one package.")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The package to write.")
+@click.argument("source", type=FILE)
+@click.option("-o", "--output", type=FILE, required=True, help="The package to write.")
 @weight_options
 @click.option("--name", help="The model's name, for people.  [default: its family]")
 @click.option("--licence", help="SPDX expression of the weights' licence.")
@@ -25,7 +26,6 @@ def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choic
     """
     import msgspec
 
-    from estream_loader.console import print_json
     from estream_loader.progress import open_progress
     from estream_packer.build import build
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from estream_loader.console import FILE, print_json
+
 if TYPE_CHECKING:
     from estream_packer.difference import Difference, Records
 
@@ -15,8 +17,8 @@ SHOWN = 40
 
 
 @click.command(short_help="Show how two packages differ.")
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("first", type=FILE)
+@click.argument("second", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 @click.pass_context
 def command(context: click.Context, first: Path, second: Path, as_json: bool) -> None:
@@ -28,7 +30,6 @@ def command(context: click.Context, first: Path, second: Path, as_json: bool) ->
     Exit code 0 for equal content, 1 for different content or a package that is refused.
     """
     from estream_loader import open_package
-    from estream_loader.console import print_json
     from estream_loader.progress import open_progress
     from estream_packer.difference import compare_packages, record_bytes
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from estream_loader.console import FILE, print_json
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,16 +20,16 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show what a package holds.")
-@click.argument("package", type=click.Path(path_type=Path))
+@click.argument("package", type=FILE)
 @click.option("--schedule", "schedules", is_flag=True, help="Show its programs instead: their proof, their assembly.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(package: Path, schedules: bool, as_json: bool) -> None:
     """Show what PACKAGE says of itself: identity, model, weights, sections, records, graphs, signatures, provenance.
 
-    Only its tables are read, however large it is; `validate` and `verify` say whether the rest is sound.
+    Only its tables are read, however large it is; `validate` and `verify` say whether the rest is sound. Nor is a
+    signature that verifies a reason to trust it, since anyone can make one: `verify --key` asks for the vendor's.
     """
     from estream_loader import open_package
-    from estream_loader.console import print_json
     from estream_packer.inspection import inspect_package
     from estream_packer.schedules import list_schedules
 
@@ -57,7 +59,7 @@ def _show(found: Inspection) -> None:
         "licence": found.licence or "not stated",
         **{f"made from {source.name}": f"{source.length:,} bytes, {source.sha256[:16]}…" for source in found.sources},
         **{f"extension {name}": "" for name in found.extensions},
-        **{f"signature {number}": _signature(each) for number, each in enumerate(found.signatures, 1)},
+        **{f"signature {each.section}": _signature(each) for each in found.signatures},
         **{f"notice {number}": text for number, text in enumerate(found.notices, 1)},
     }
     _show_pairs(identity)
@@ -99,7 +101,7 @@ def _show_pairs(pairs: dict[str, str]) -> None:
 
 
 def _signature(signature: SignatureSummary) -> str:
-    verdict = "verifies" if signature.verifies else "does not verify"
+    verdict = "verifies, which is no reason to trust it" if signature.verifies else "does not verify"
     return f"by {signature.key}, counter {signature.security_counter}: {verdict}"
 
 

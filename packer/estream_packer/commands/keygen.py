@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from estream_loader.console import FILE
+
 
 @click.command(short_help="Make a key to sign packages with.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The private key to write.")
+@click.option("-o", "--output", type=FILE, required=True, help="The private key to write.")
 def command(output: Path) -> None:
     """Make an Ed25519 key: OUTPUT, the private one, for you alone to read, and OUTPUT.pub, which others need to verify.
 

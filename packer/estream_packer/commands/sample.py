@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from estream_loader.console import FILE
+
 
 @click.command(short_help="Write the sample checkpoint.")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 def command(folder: Path) -> None:
     """Write the sample checkpoint to FOLDER, which must be empty or not there yet.
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from estream_loader.console import FILE, print_json, refusals_told
+from estream_loader.policy_options import policy_of, policy_options
+
 if TYPE_CHECKING:
     from estream_loader import Package, SignaturePolicy
     from estream_packer.running import Comparison
@@ -15,29 +18,12 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Prove every byte; compare with the checkpoint.")
-@click.argument("package", type=click.Path(path_type=Path))
-@click.argument("checkpoint", type=click.Path(path_type=Path), required=False)
-@click.option("--text", type=click.Path(path_type=Path), help="Text to compare on, UTF-8.  [default: the sample's]")
+@click.argument("package", type=FILE)
+@click.argument("checkpoint", type=FILE, required=False)
+@click.option("--text", type=FILE, help="Text to compare on, UTF-8.  [default: the sample's]")
 @click.option("--tokens", type=click.IntRange(min=2), default=2048, show_default=True, help="Most tokens to compare.")
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    help="Public key that must have signed the package, as a PEM file or 64 hexadecimal digits; may be repeated.",
-)
-@click.option(
-    "--minimum-counter",
-    type=click.IntRange(0, (1 << 64) - 1),
-    help="Lowest security counter accepted of each of those signatures.  [default: 0]",
-)
-@click.option(
-    "--signature",
-    "signatures",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A signature that came beside the package; may be repeated.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@policy_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result, or the refusal, as JSON.")
 def command(
     package: Path,
     checkpoint: Path | None,
@@ -55,25 +41,28 @@ def command(
 
     With CHECKPOINT, the folder it was made from, also build that without quantisation in a temporary folder, run both
     over a text the model was not trained on, and show how far the package is from it.
+
+    What is refused is told as `validate` tells it, with the class `untrusted` where a signature is not as required.
     """
     from estream_loader import open_package
-    from estream_loader.console import print_json
     from estream_loader.integrity import notices
+    from estream_loader.keys import read_signature
     from estream_packer.proving import prove
-    from estream_packer.signing import read_detached, summarise_signatures
+    from estream_packer.signing import summarise_signatures
 
     if checkpoint is None and text is not None:
         raise click.UsageError("--text needs CHECKPOINT", click.get_current_context())
-    if minimum_counter is not None and not keys:
-        raise click.UsageError("--minimum-counter needs --key", click.get_current_context())
-    detached = tuple(read_detached(path) for path in signatures)
-    policy = _policy(keys, minimum_counter or 0, detached)
-    with open_package(package, policy=policy) as opened:
-        sample = "" if checkpoint is None else _text(opened, text)
-        length = prove(opened)
-        found = list(summarise_signatures(opened, detached))
-        quality = None if checkpoint is None else _compare(opened, checkpoint, sample, tokens)
-        file_id, content_id, odd = opened.file_id.hex(), opened.manifest.content_id.hex(), notices(opened)
+    with refusals_told(as_json):
+        if checkpoint is not None:
+            _check_folder(checkpoint)
+        detached = tuple(read_signature(path) for path in signatures)
+        policy = policy_of(keys, minimum_counter, detached)
+        with open_package(package, integrity="paged", policy=policy) as opened:  # `prove` does what `full` would
+            sample = "" if checkpoint is None else _text(opened, text)
+            length = prove(opened)
+            found = list(summarise_signatures(opened, detached))
+            quality = None if checkpoint is None else _compare(opened, checkpoint, sample, tokens)
+            file_id, content_id, odd = opened.file_id.hex(), opened.manifest.content_id.hex(), notices(opened)
     signers = {} if policy is None else _signed_by(found, policy)
     if policy is None:
         odd += map(_untrusted, found)
@@ -92,14 +81,14 @@ def command(
         _show(quality)
 
 
-def _policy(keys: Sequence[str], minimum_counter: int, detached: tuple[bytes, ...]) -> SignaturePolicy | None:
-    """What is asked of the signatures; None where no key is named, which leaves nothing to ask."""
-    from estream_loader import SignaturePolicy
-    from estream_packer.keys import read_public_key
+def _check_folder(checkpoint: Path) -> None:
+    """Refuse a signature where the checkpoint's folder belongs, before anyone misses it."""
+    from estream_packer.signing import is_signature_file
+    from estream_spec.errors import PackError
 
-    if not keys:
-        return None
-    return SignaturePolicy(tuple(read_public_key(key) for key in keys), minimum_counter, detached)
+    if is_signature_file(checkpoint):
+        message = "checkpoint is a signature, expected a folder"
+        raise PackError(message, path=str(checkpoint), hint="a signature goes behind --signature")
 
 
 def _signed_by(signatures: Sequence[SignatureSummary], policy: SignaturePolicy) -> dict[str, int]:

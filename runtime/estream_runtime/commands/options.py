@@ -11,7 +11,9 @@ from typing import Any, get_args
 import click
 
 from estream_loader import Integrity, open_package
-from estream_loader.console import size
+from estream_loader.console import FILE, SIZE_HELP, size
+from estream_loader.keys import read_signature
+from estream_loader.policy_options import policy_of, policy_options
 from estream_runtime.backends import BACKENDS
 from estream_runtime.session import Session
 
@@ -30,12 +32,12 @@ class FiniteRange(click.FloatRange):
 def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb the argument PACKAGE and the options of a session, and pass it the open session."""
 
-    @click.argument("package", type=click.Path(path_type=Path))
+    @click.argument("package", type=FILE)
     @click.option(
         "--arena",
         type=size,
         metavar="SIZE",
-        help="Most memory for experts, such as 512K or 8M; whole groups of them are used.  [default: the package's]",
+        help=f"Most memory for experts: {SIZE_HELP}; whole groups of them are used.  [default: the package's]",
     )
     @click.option(
         "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True, help="What computes."
@@ -44,16 +46,27 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--integrity",
         type=click.Choice(get_args(Integrity)),
-        default="paged",
-        show_default=True,
-        help="What is proven: the manifest, each expert as it is read, or everything before the start.",
+        help="What is proven: the manifest, each expert as it is read, or everything before the start."
+        "  [default: full with --key, else paged]",
     )
+    @policy_options
     @functools.wraps(verb)
     def with_session(
-        package: Path, arena: int | None, backend: str, threads: int | None, integrity: Integrity, **rest: Any
+        package: Path,
+        arena: int | None,
+        backend: str,
+        threads: int | None,
+        integrity: Integrity | None,
+        keys: tuple[str, ...],
+        minimum_counter: int | None,
+        signatures: tuple[Path, ...],
+        **rest: Any,
     ) -> None:
+        if signatures and not keys:
+            raise click.UsageError("--signature needs --key", click.get_current_context())
+        policy = policy_of(keys, minimum_counter, tuple(read_signature(path) for path in signatures))
         with (
-            open_package(package, integrity=integrity) as opened,
+            open_package(package, integrity=integrity, policy=policy) as opened,
             Session(opened, backend, arena, threads=threads) as session,
         ):
             verb(session, **rest)

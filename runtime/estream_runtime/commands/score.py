@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from estream_loader.console import print_json
+from estream_loader.console import FILE, print_json
 from estream_loader.progress import open_progress
 from estream_runtime.commands.options import session_options
 from estream_runtime.evaluation import bits_per_byte, perplexity, read_text, token_log_likelihoods
@@ -18,7 +18,7 @@ from estream_runtime.text import encode_continuation, encode_prompt, encode_scor
 @session_options
 @click.option("--prompt", help="The text before each choice.")
 @click.option("--choice", "choices", multiple=True, help="A way to go on, with the space it begins with. Repeatable.")
-@click.option("--text", type=click.Path(path_type=Path), help="A text file to predict, UTF-8.")
+@click.option("--text", type=FILE, help="A text file to predict, UTF-8.")
 @click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens in a window.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(

@@ -7,7 +7,7 @@ from functools import partial
 
 from estream_conformance.builder import Draft, Sealed, Section
 from estream_conformance.case import accepted, refused
-from estream_conformance.changes import accept, refuse
+from estream_conformance.changes import accept, counted, refuse
 from estream_conformance.files import entry_of
 from estream_conformance.frames import (
     COMPRESSED,
@@ -82,7 +82,7 @@ is_accepted("frame_of_two_compressed_blocks", "A real frame of more than one blo
 for _width in (1, 4, 8):
     is_accepted(
         f"content_size_in_{_width}_bytes",
-        f"The frame's header states the content size in {_width} bytes.",
+        f"The frame's header states the content size in {counted(_width, 'byte')}.",
         frame(block(TOKENIZER), SIZE, width=_width),
     )
 is_accepted(
@@ -225,7 +225,7 @@ is_refused(
 for _dictionary in (b"\1", b"\xff\xff", b"\xff\xff\xff\x7f"):
     is_refused(
         f"dictionary_id_of_{len(_dictionary)}_bytes",
-        f"The frame's header names a dictionary in {len(_dictionary)} bytes, though no block needs it.",
+        f"The frame's header names a dictionary in {counted(len(_dictionary), 'byte')}, though no block needs it.",
         frame(block(TOKENIZER), SIZE, dictionary=_dictionary),
     )
 for _mask in (1, 1 << 31):
@@ -236,13 +236,11 @@ for _mask in (1, 1 << 31):
         frame(block(TOKENIZER), SIZE, checksum=_wrong.to_bytes(4, "little")),
     )
 for _cut in (1, 3, 4, 5, 8, 9, 12, 13, 28):
-    is_refused(
-        f"frame_cut_to_{_cut}_bytes", f"Only the first {_cut} bytes of the frame are there.", raw(TOKENIZER)[:_cut]
-    )
+    is_refused(f"frame_cut_to_{_cut}_bytes", f"The frame ends behind {counted(_cut, 'byte')}.", raw(TOKENIZER)[:_cut])
 for _cut in (1, 4):
     is_refused(
         f"frame_checksum_{_cut}_bytes_short",
-        f"The last {_cut} bytes of the frame's checksum are missing.",
+        f"The frame's checksum is cut by {counted(_cut, 'byte')}.",
         frame(block(TOKENIZER), SIZE, checksum=TOKENIZER_CHECKSUM)[:-_cut],
     )
 for _cut in (5, 100, 280):
@@ -330,7 +328,7 @@ def unknown_section_of_16_mib_decodes_to_4_gib() -> Sealed:
 
 
 @refused("EMOE-SEC-011", "zstd", base=BASE)
-def compressed_tokenizer_of_256_mib_and_1() -> Sealed:
+def compressed_tokenizer_a_byte_longer_than_it_may_be() -> Sealed:
     """A tokenizer decodes to a byte more than a section may have; its frame is right, and its empty blocks many."""
     length = MAX_SMALL_SECTION_LENGTH + 1
     empty = block(b"", last=False) * (1 << 19)
@@ -352,7 +350,7 @@ def compressed_manifest() -> Sealed:
 
 
 @refused("EMOE-SEC-009", "zstd")
-def compressed_manifest_of_more_than_4_mib() -> Sealed:
+def compressed_manifest_longer_than_it_may_be() -> Sealed:
     """The manifest is compressed and said to be too long: the codec is judged first."""
     draft = smallest()
     stored = run(b"\xc0", MAX_MANIFEST_LENGTH + 1).ljust(MAX_MANIFEST_LENGTH // 256 + 1, b"\0")
@@ -403,14 +401,14 @@ def cut_short(section_type: int) -> Sealed:
 for _type in (SectionType.GRAPH, SectionType.DENSE_TABLE, SectionType.EXPERT_TABLE):
     accept(
         f"{_type.name.lower()}_in_a_frame",
-        f"A {_type.name} section is compressed.",
+        f"A section of type {_type.name} is compressed.",
         partial(lambda section_type: compressed(smallest(), section_type).seal(), _type),
         "zstd",
     )
     refuse(
         "EMOE-SEC-019",
         f"{_type.name.lower()}_in_a_frame_cut_short",
-        f"A {_type.name} section is compressed, and the last byte of its frame is missing.",
+        f"A section of type {_type.name} is compressed, and the last byte of its frame is missing.",
         partial(cut_short, _type),
         "zstd",
         base=f"{_type.name.lower()}_in_a_frame",

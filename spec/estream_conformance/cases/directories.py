@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from estream_conformance.builder import ENTRY, Draft, Sealed, Section
 from estream_conformance.case import accepted, refused
-from estream_conformance.changes import refuse
+from estream_conformance.changes import counted, refuse
 from estream_conformance.files import entry_offset, flipped, offsets_of, put_at, with_directory
 from estream_conformance.packages import full, smallest
 from estream_spec.constants import DATA_START, DIRECTORY_MAGIC, MAGIC, TABLE_MAGIC, SectionType
@@ -105,7 +105,7 @@ for _size in (0, 1, 72, 79, 81, 88, 336, 65616, 2**31, 2**32 - 1):
     refuse(
         "EMOE-DIR-002",
         f"entry_size_{_size}",
-        f"The directory says that its entries have {_size} bytes, expected 80.",
+        f"The directory says that its entries have {counted(_size, 'byte')}, expected 80.",
         partial(saying, entry_size=_size),
     )
 

@@ -123,7 +123,7 @@ for _type in (
         refuse(
             "EMOE-SEC-018",
             f"bit_of_{_place}_byte_of_{_type.name.lower()}_flipped",
-            f"One bit of the {_place} byte of a {_type.name} section is turned over, its digest is not mended.",
+            f"One bit of the {_place} byte of a section of type {_type.name} is turned over, its digest is not mended.",
             partial(lambda section_type, at: damaged(full(), section_type, at=at), _type, _at),
             base="full",
         )
@@ -147,8 +147,8 @@ for _type in (SectionType.GRAPH, SectionType.DENSE_TABLE, SectionType.TOKENIZER)
     refuse(
         "EMOE-MOD-004",
         f"model_before_digest_of_{_type.name.lower()}",
-        f"A {_type.name} section, which is before the manifest, has another digest, and the model breaks a rule: "
-        "the manifest is judged before the other sections.",
+        f"A section of type {_type.name}, which is before the manifest, has another digest, and the model breaks a "
+        "rule: the manifest is judged before the other sections.",
         partial(lambda section_type: with_two_faults(section_type).seal(), _type),
         base="full",
     )

@@ -7,7 +7,7 @@ from functools import partial
 
 from estream_conformance.builder import Sealed, Section, edit
 from estream_conformance.case import accepted, refused
-from estream_conformance.changes import accept, refuse
+from estream_conformance.changes import accept, counted, refuse
 from estream_conformance.files import entry_of, flipped, patched, with_tail
 from estream_conformance.packages import full, smallest
 from estream_spec.constants import SUPERBLOCK_OFFSETS, SectionType
@@ -288,7 +288,7 @@ TAILS = {
 for _name, _tail in TAILS.items():
     accept(
         f"{_name}_behind_the_end",
-        f"{len(_tail)} bytes that are none of the package's follow it.",
+        f"The file goes on for {counted(len(_tail), 'byte')} behind the package's end.",
         partial(lambda tail: with_tail(old(), tail), _tail),
     )
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from estream_conformance.builder import Draft, Sealed, Values, round_up
 from estream_conformance.case import accepted, refused
-from estream_conformance.changes import accept, refuse
+from estream_conformance.changes import accept, counted, refuse
 from estream_conformance.packages import bytes_of, draft, full, payload, smallest, smallest_model
 from estream_spec import limits
 from estream_spec.constants import SectionType
@@ -196,7 +196,7 @@ def _narrow(rows: int, encoding: str) -> Callable[[], Sealed]:
 
 for _encoding, _group in (("w4g32", 32), ("w4g64", 64)):
     for _rows in (1, _group // 2, _group // 2 + 1, _group - 1, _group, _group + 1, 2 * _group - 1, 2 * _group):
-        _about = f"Matrices of {_encoding} have {_rows} rows."
+        _about = f"Matrices of {_encoding} have {counted(_rows, 'row')}."
         accept(f"{_encoding}_of_{_rows}_rows", _about, _narrow(_rows, _encoding))
 accept("w8_of_33_rows", "Matrices of w8 have 33 rows.", _narrow(33, "w8"))
 

@@ -85,7 +85,7 @@ for _name, _about, _data in OTHER_VALUES:
 
 
 @refused("EMOE-MAN-001", committed=False)
-def manifest_of_four_million_nils() -> Sealed:
+def manifest_of_the_greatest_length_of_nils() -> Sealed:
     """The manifest is as long as it may be, and every byte of it is a nil."""
     return with_manifest(lambda _: b"\xc0" * MAX_MANIFEST_LENGTH)
 

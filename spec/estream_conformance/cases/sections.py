@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from functools import partial
 from hashlib import sha256
 
-from estream_conformance.builder import Draft, Sealed, Section
+from estream_conformance.builder import Draft, Sealed, Section, round_up
 from estream_conformance.case import Made, accepted, refused
 from estream_conformance.changes import accept, refuse
 from estream_conformance.files import entry_of, hollow
 from estream_conformance.packages import full, smallest
-from estream_spec.constants import FLAGS, SectionFlag, SectionType
+from estream_spec.constants import FLAGS, SIGNATURE_MAGIC, SectionFlag, SectionType
 from estream_spec.limits import MAX_MANIFEST_LENGTH, MAX_SMALL_SECTION_LENGTH
 
 UNKNOWN = 99
@@ -80,7 +81,7 @@ for _any_type, _flags in FLAGS.items():
         refuse(
             "EMOE-SEC-002",
             f"{_name}_{'with' if _wrong & _flag else 'without'}_flag_{(_flag.name or '').lower()}",
-            f"The flags of a {_kind.name} section are {_wrong:#x}, expected {_flags:#x}.",
+            f"The flags of a section of type {_kind.name} are {_wrong:#x}, expected {_flags:#x}.",
             partial(altered if _own else sealed_with, _kind, flags=int(_wrong)),
             base="full" if _kind in (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE) else "smallest",
         )
@@ -420,47 +421,85 @@ def zeros(section_type: int, length: int) -> Sealed:
     return draft.seal()
 
 
-def beyond_limit(section_type: int) -> Made:
-    """A package that begins with a section a byte longer than any that is read whole."""
-    length = MAX_SMALL_SECTION_LENGTH + 1
-    changes = {"flags": int(FLAGS[section_type]), "stored_length": length, "length": length}
-    return hollow(smallest(), MAX_SMALL_SECTION_LENGTH + 4096, section_type, **changes)
+def beyond_limit(section_type: int, most: int) -> Made:
+    """A package that begins with a section a byte longer than its type may be."""
+    changes = {"flags": int(FLAGS[section_type]), "stored_length": most + 1, "length": most + 1}
+    return hollow(smallest(), most + 4096, section_type, **changes)
+
+
+def stored_beyond_limit(section_type: int, most: int) -> Made:
+    """A package that begins with a section that is short once decoded, and stored in a byte more than `most`."""
+    changes = {"flags": int(FLAGS[section_type]), "codec": 1, "stored_length": most + 1, "length": 120}
+    return hollow(smallest(), round_up(most + 1, 4096), section_type, **changes)
 
 
 refuse(
     "EMOE-SEC-011",
-    "manifest_of_4_mib_and_1",
+    "manifest_a_byte_longer_than_it_may_be",
     "The manifest has a byte more than it may.",
     partial(zeros, SectionType.MANIFEST, MAX_MANIFEST_LENGTH + 1),
 )
 refuse(
     "EMOE-MAN-001",
-    "manifest_of_4_mib_of_zeros",
+    "manifest_of_the_greatest_length_of_zeros",
     "The manifest has as many bytes as it may, but they are zeros: many values and not one.",
     partial(zeros, SectionType.MANIFEST, MAX_MANIFEST_LENGTH),
 )
-for _name, _type in {
-    "tokenizer": SectionType.TOKENIZER,
-    "device_configuration": SectionType.DEVICE_CONFIGURATION,
-    "signature": SectionType.SIGNATURE,
-}.items():
+for _name, _type, _most, _base in (
+    ("tokenizer", SectionType.TOKENIZER, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
+    ("device_configuration", SectionType.DEVICE_CONFIGURATION, MAX_MANIFEST_LENGTH, "smallest"),
+    ("signature", SectionType.SIGNATURE, MAX_MANIFEST_LENGTH, "signature_of_another_algorithm_as_long_as_it_may_be"),
+):
     refuse(
         "EMOE-SEC-011",
-        f"{_name}_of_256_mib_and_1",
-        "A section that is read whole has a byte more than it may.",
-        partial(beyond_limit, _type),
-        base="free_extent_of_256_mib_and_4096",
+        f"{_name}_a_byte_longer_than_it_may_be",
+        f"A section of type {_type.name} has a byte more than it may.",
+        partial(beyond_limit, _type, _most),
+        base=_base,
     )
 
 
+for _name, _type, _most, _base in (
+    ("tokenizer", SectionType.TOKENIZER, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
+    ("chat_template", SectionType.CHAT_TEMPLATE, MAX_MANIFEST_LENGTH, "smallest"),
+    ("device_configuration", SectionType.DEVICE_CONFIGURATION, MAX_MANIFEST_LENGTH, "smallest"),
+    ("signature", SectionType.SIGNATURE, MAX_MANIFEST_LENGTH, "smallest"),
+):
+    refuse(
+        "EMOE-SEC-011",
+        f"{_name}_of_120_bytes_stored_in_more_than_it_may_be",
+        f"A section of type {_type.name} is compressed, and its few bytes are stored in more than it may have.",
+        partial(stored_beyond_limit, _type, _most),
+        "zstd",
+        base=_base,
+    )
+refuse(
+    "EMOE-SEC-011",
+    "signature_of_120_bytes_stored_in_a_tib",
+    "A signature is compressed, and its few bytes are stored in a TiB.",
+    partial(stored_beyond_limit, SectionType.SIGNATURE, (1 << 40) - 1),
+    "large",
+    "zstd",
+)
+
+
 @accepted()
-def free_extent_of_256_mib_and_4096() -> Made:
+def signature_of_another_algorithm_as_long_as_it_may_be() -> Sealed:
+    """A signature of an algorithm that nobody knows has as many bytes as it may."""
+    draft = smallest()
+    signature = SIGNATURE_MAGIC + struct.pack("<I", 2) + bytes(MAX_MANIFEST_LENGTH - 12)
+    draft.sections.append(Section(SectionType.SIGNATURE, signature))
+    return draft.seal()
+
+
+@accepted()
+def free_extent_longer_than_sections_may_be() -> Made:
     """An extent no longer in use is longer than any section that is read whole; nobody reads it."""
     return hollow(smallest(), MAX_SMALL_SECTION_LENGTH + 4096)
 
 
 @accepted()
-def unknown_records_of_256_mib_and_4096() -> Made:
+def unknown_records_longer_than_sections_may_be() -> Made:
     """A section of unknown type that is flagged `records` is longer than any that is read whole; nobody reads it."""
     flags = {"flags": RECORDS, "alignment_shift": 12}
     return hollow(smallest(), MAX_SMALL_SECTION_LENGTH + 4096, UNKNOWN, **flags)

@@ -64,7 +64,7 @@ _number(
     8,
     (1 << 27) + 3,
 )
-_number("EMOE-TAB-002", "record_count_over_the_limit", "There are 2^20 + 1 records.", 12, limits.MAX_RECORDS + 1)
+_number("EMOE-TAB-002", "record_count_over_the_limit", "There are 2^17 + 1 records.", 12, limits.MAX_RECORDS + 1)
 _number("EMOE-TAB-002", "record_count_of_the_most", "There are 2^32 - 1 records.", 12, (1 << 32) - 1, EXPERT_TABLE)
 _number(
     "EMOE-TAB-002",
@@ -74,7 +74,7 @@ _number(
     (1 << 29) + 3,
 )
 _number("EMOE-TAB-003", "range_count_at_the_limit", "There are 1026 ranges, says the table.", 8, limits.MAX_RANGES)
-_number("EMOE-TAB-003", "record_count_at_the_limit", "There are 2^20 records, says the table.", 12, limits.MAX_RECORDS)
+_number("EMOE-TAB-003", "record_count_at_the_limit", "There are 2^17 records, says the table.", 12, limits.MAX_RECORDS)
 _number("EMOE-TAB-003", "range_count_of_one_more", "The table says four ranges and has three.", 8, 4)
 _number("EMOE-TAB-003", "range_count_of_one_less", "The table says two ranges and has three.", 8, 2)
 _number("EMOE-TAB-003", "range_count_of_0", "The table says that it has no ranges.", 8, 0)

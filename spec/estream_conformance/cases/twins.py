@@ -8,7 +8,7 @@ from functools import partial
 
 from estream_conformance.builder import SUPERBLOCK, Sealed, Values, superblock_bytes
 from estream_conformance.case import accepted, refused
-from estream_conformance.changes import accept, refuse
+from estream_conformance.changes import accept, counted, refuse
 from estream_conformance.files import flipped, offsets_of, patched, with_both_twins_written
 from estream_conformance.packages import smallest
 from estream_spec.constants import MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SLOT
@@ -82,7 +82,7 @@ for _name, _data in {
     refuse(
         "EMOE-SUP-001",
         _name,
-        f"The file has {len(_data)} bytes, and neither slot begins with the magic.",
+        f"The file has {counted(len(_data), 'byte')}, and neither slot begins with the magic.",
         partial(bytes, _data),
     )
 

@@ -84,7 +84,7 @@ def test_embedding_rows_that_change_after_they_were_proven() -> None:
             place = package.dense.place(0)
             data[place.offset + 3 * 32] ^= 1
             if refused:
-                with pytest.raises(IntegrityError, match=r"has changed since it was proven.*\[EMOE-RDR-003\]"):
+                with pytest.raises(IntegrityError, match=r"has changed since it was proven.*\[EMOE-REC-001\]"):
                     rows.gather(np.array([3]))
             else:
                 assert not np.array_equal(rows.gather(np.array([3, 0])), before)

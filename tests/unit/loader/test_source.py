@@ -76,7 +76,7 @@ class TestPlaces:
 
 class TestNoPackage:
     def test_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(LinkError, match="No such file"):
+        with pytest.raises(LinkError, match="file cannot be opened: no such file"):
             open_package(tmp_path / "none.emoe")
 
     def test_folder(self, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -37,6 +38,10 @@ def signature(key: Ed25519PrivateKey = MAKER, *, counter: int = 0, over: bytes =
     return replace(unsigned, signature=key.sign(unsigned.message(over))).encode()
 
 
+def signature_of_nothing() -> bytes:
+    return Signature(SIGNATURE_MAGIC, 1, 0, bytes(32), bytes(64)).encode()
+
+
 def signed(*signatures: bytes) -> bytes:
     draft = Draft()
     draft.sections += [Section(SectionType.SIGNATURE, each, id=number) for number, each in enumerate(signatures)]
@@ -60,6 +65,44 @@ class TestPolicy:
     def test_key_of_another_length(self, length: int) -> None:
         with pytest.raises(LinkError, match=f"public key of {length} bytes, expected 32"):
             SignaturePolicy(keys=(public(MAKER), bytes(length)))
+
+    @pytest.mark.parametrize(
+        ("values", "message", "hint"),
+        [
+            (
+                {"keys": public(MAKER)},
+                "keys of a signature policy are of type bytes, expected a tuple",
+                "read_public_key",
+            ),
+            ({"keys": [public(MAKER)]}, "are of type list, expected a tuple", "read_public_key"),
+            ({"keys": (public(MAKER).hex(),)}, "hold a value of type str, expected bytes", "read_public_key"),
+            ({"keys": (MAKER.public_key(),)}, "of type Ed25519PublicKey, expected bytes", "read_public_key"),
+            ({"detached": signature_of_nothing()}, "detached of a signature policy are of type bytes", "of its file"),
+            ({"detached": ("model.sig",)}, "hold a value of type str, expected bytes", "of its file"),
+            (
+                {"minimum_counter": -1},
+                "minimum counter -1, expected an integer from 0 to 18446744073709551615",
+                "oldest",
+            ),
+            ({"minimum_counter": 2**64}, "minimum counter 18446744073709551616, expected", "oldest"),
+            ({"minimum_counter": "3"}, "minimum counter '3', expected an integer", "oldest"),
+        ],
+    )
+    def test_values_that_are_none(self, values: dict[str, Any], message: str, hint: str) -> None:
+        with pytest.raises(LinkError) as caught:
+            SignaturePolicy(**{"keys": (public(MAKER),), **values})
+        assert message in caught.value.message
+        assert hint in (caught.value.hint or "")
+
+    def test_without_the_library_that_verifies(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is told when the policy is made, and nobody else needs the library."""
+        for name in [name for name in sys.modules if name.startswith("cryptography")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "cryptography", None)
+        with pytest.raises(LinkError, match="signatures need the library cryptography") as caught:
+            SignaturePolicy(keys=(bytes(32),))
+        assert caught.value.hint == "install it: pip install cryptography"
+        open_package(signed(b"no signature")).close()
 
     def test_without_a_policy_no_signature_is_looked_at(self) -> None:
         source = CountingSource(signed(b"no signature"))
@@ -91,6 +134,21 @@ class TestAccepted:
             assert found.public_key == public(MAKER)
             assert package.manifest.name == "tiny"
 
+    def test_records_are_proven_unless_the_caller_says_otherwise(self) -> None:
+        """A record changed together with its checksum: only its digest, which is signed, tells."""
+        draft = Draft()
+        draft.sections.append(Section(SectionType.SIGNATURE, signature()))
+        data = bytearray(draft.seal())
+        with open_package(bytes(data)) as package:
+            place = package.experts.place(0)
+        forge(data, place.offset)
+        with open_package(bytes(data)) as package:
+            assert package.integrity == "paged"
+        with pytest.raises(IntegrityError, match=r"record has digest .* \[EMOE-REC-002\]"):
+            open_package(bytes(data), policy=POLICY)
+        with open_package(bytes(data), integrity="paged", policy=POLICY) as package:
+            package.read_record(place, memoryview(bytearray(place.length)))
+
     def test_compressed_signature(self) -> None:
         draft = Draft()
         draft.sections.append(Section(SectionType.SIGNATURE, signature()))
@@ -121,6 +179,13 @@ class TestAccepted:
     def test_the_better_of_two_signatures_counts(self, counters: tuple[int, int]) -> None:
         data = signed(*(signature(counter=each) for each in counters))
         open_package(data, policy=replace(POLICY, minimum_counter=3)).close()
+
+
+def forge(data: bytearray, offset: int) -> None:
+    """Change five bytes so that every CRC-32C over them stays: add its polynomial, which divides itself."""
+    polynomial = 0x1_05EC76F1  # 33 bits, the highest power first in the order in which bytes are taken
+    for at, byte in enumerate(polynomial.to_bytes(5, "little"), offset):
+        data[at] ^= byte
 
 
 def of_algorithm(number: int) -> bytes:
@@ -281,7 +346,7 @@ class TestFileId:
             Section(SectionType.FREE, b"whatever"),
             Section(99, b"whatever", flags=SectionFlag.UNSIGNED),
         ]
-        with open_package(draft.seal(), policy=POLICY) as package:
+        with open_package(draft.seal(), integrity="paged", policy=POLICY) as package:
             assert package.file_id == FILE_ID
 
     @pytest.mark.parametrize("changes", [{"generation": 9}, {"generation": 9, "optional_features": 1}])

@@ -67,6 +67,7 @@ def generation(source: Path | bytes) -> int:
 
 
 OLD = Draft().seal()
+OTHER = Draft(page_shift=13).seal()
 EDITED = {**content(OLD), (ADDED.type, ADDED.id): ADDED.data}
 with open_package(OLD) as _package:
     CONFIGURED = {**EDITED, (SectionType.SCHEDULE, 0): program_for(_package.expert_shape, CHOICE).encode()}
@@ -107,7 +108,8 @@ STARTS = starts()
 
 
 def test_a_section_is_added_and_all_else_stays(path: Path) -> None:
-    container = edit_package(path, add_one)
+    container, changes = edit_package(path, add_one)
+    assert changes == Changes(add=[ADDED])
     assert content(path) == EDITED
     with open_package(path) as package:
         assert package.container == container
@@ -117,6 +119,13 @@ def test_a_section_is_added_and_all_else_stays(path: Path) -> None:
             assert package.file_id == before.file_id
             assert package.manifest.content_id == before.manifest.content_id
     assert generation(path) == 2
+
+
+def test_nothing_is_written_where_nothing_changes(path: Path) -> None:
+    container, changes = edit_package(path, lambda package: Changes())
+    assert not changes
+    assert container.superblock.generation == 1
+    assert path.read_bytes() == OLD
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -248,6 +257,19 @@ def test_one_edit_at_a_time(path: Path) -> None:
     assert (content(path), generation(path)) == (EDITED, 2)
 
 
+@pytest.mark.parametrize("there", [OLD[:40_000], bytes(len(OLD)), OTHER])
+def test_a_package_that_another_program_changes_meanwhile_is_left_alone(path: Path, there: bytes) -> None:
+    def decide(package: Package) -> Changes:
+        with path.open("r+b") as file:
+            file.write(there)
+            file.truncate(len(there))
+        return add_one(package)
+
+    with pytest.raises(PackError, match="replaced, cut off or written over"):
+        edit_package(path, decide)
+    assert path.read_bytes() == there
+
+
 def test_a_file_that_cannot_be_locked_is_not_edited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -266,7 +288,7 @@ def test_a_package_replaced_meanwhile_is_left_alone(path: Path) -> None:
         other.replace(path)
         return add_one(package)
 
-    with pytest.raises(PackError, match="package was replaced by another while it was edited"):
+    with pytest.raises(PackError, match="package was replaced, cut off or written over by another program"):
         edit_package(path, decide)
     assert path.read_bytes() == OLD
 

@@ -264,8 +264,8 @@ def test_sizes_are_required_and_bounded(key: str, value: object) -> None:
         ({"eos_token_id": list(range(65))}, "expected at most 64 ids"),
         ({"bos_token_id": 256}, "bos_token_id is 256, expected a whole number from 0 to 255"),
         (
-            {"num_hidden_layers": 1024, "num_experts": 1025},
-            "num_experts is 1025, expected a whole number from 1 to 1024",
+            {"num_hidden_layers": 1024, "num_experts": 129},
+            "num_experts is 129, expected a whole number from 1 to 128",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_faulty_recipe_is_refused_with_the_place(tmp_path: Path, text: str, me
 
 
 def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="cannot be opened: No such file"):
+    with pytest.raises(PackError, match="cannot be opened: no such file"):
         read_recipe(tmp_path / "absent.toml")
     os.mkfifo(tmp_path / "pipe.toml")
     for path in (tmp_path / "pipe.toml", Path("/dev/zero")):

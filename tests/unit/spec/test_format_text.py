@@ -228,7 +228,10 @@ def stated_range(kind: str, cell: str) -> Any:
 
 
 def number_of(text: str) -> int:
-    """`4096`, `MAX_NAME`, `4 MAX_SHAPE_CLASSES`, `2^32 - 1`."""
+    """`4096`, `MAX_NAME`, `4 MAX_SHAPE_CLASSES`, `2^32 - 1`, `MAX_LAYERS - 1`."""
+    if text.startswith("MAX") and " - " in text:
+        name, _, less = text.partition(" - ")
+        return int(getattr(limits, name)) - int(less)
     if "^" in text:
         power, _, less = text.partition(" - ")
         base, _, exponent = power.partition("^")

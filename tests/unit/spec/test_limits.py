@@ -84,5 +84,5 @@ def test_small_section_longer_than_its_limit() -> None:
     section.compress()
     section.length = limits.MAX_SMALL_SECTION_LENGTH + 1
     section.data = bytes(1 << 21)
-    with pytest.raises(LimitError, match=r"section of 268435457 bytes.*\[EMOE-SEC-011\]"):
+    with pytest.raises(LimitError, match=r"section of 67108865 bytes.*\[EMOE-SEC-011\]"):
         open_package(draft.seal())

@@ -42,7 +42,7 @@ def test_classes() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_in_use(rule: str) -> None:
-    assert any(rule in text for text in SOURCES.values())
+    assert any(f'"{rule}"' in text for text in SOURCES.values())
 
 
 def test_no_source_names_a_rule_that_is_not_there() -> None:
