@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from estream_conformance.builder import ENTRY, SUPERBLOCK, Sealed, Values
+from estream_conformance.programs import header_of
 from estream_spec.constants import KNOWN_SECTIONS, Algorithm, SectionFlag, SectionType
 
 _NAMELESS = {"magic", "reserved", "reserved_too", "content"}
@@ -35,6 +36,11 @@ def expected_json(sealed: Sealed, signatures: list[Values], configurations: list
         "sections": entries,
         "manifest": manifest,
         "device_configurations": configurations,
+        "schedules": [
+            {name: value for name, value in header_of(each["content"]).items() if name not in _NAMELESS}
+            for each in sealed.entries
+            if each["type"] == SectionType.SCHEDULE
+        ],
         "signatures": [each for each in signatures if each["algorithm"] == Algorithm.ED25519],
         "dense": _records(sealed.records[SectionType.DENSE], layouts),
         "experts": _records(sealed.records[SectionType.EXPERTS], layouts),

@@ -10,6 +10,7 @@ import struct
 from typing import Final
 
 from estream_conformance.builder import Draft, Range, Section, Values, round_up
+from estream_conformance.programs import PRE_ROUTING, Paging
 from estream_spec.constants import SectionType
 
 TOKENIZER: Final = b'{"version":"1.0"}'
@@ -59,7 +60,7 @@ def smallest() -> Draft:
 
 
 def full() -> Draft:
-    """A package that has everything: quantised weights, both documents, two sets of graphs."""
+    """A package that has everything: quantised weights, both documents, a program, two sets of graphs."""
     encodings = {
         "embedding": "w8",
         **dict.fromkeys(("q", "k", "v", "o"), "w8"),
@@ -77,9 +78,17 @@ def full() -> Draft:
     made.sections += [
         Section(SectionType.TOKENIZER, TOKENIZER),
         Section(SectionType.CHAT_TEMPLATE, CHAT_TEMPLATE),
+        Section(SectionType.SCHEDULE, paging(made, group_size=2, prefetch_depth=2).draft(PRE_ROUTING).encode()),
         manifest,
     ]
     return made
+
+
+def paging(made: Draft, group_size: int = 1, prefetch_depth: int = 0) -> Paging:
+    """What programs for a package depend on."""
+    ranges = made.tables[SectionType.EXPERTS]
+    longest = max(round_up(len(one.payloads[0]), 1 << made.page_shift) for one in ranges)
+    return Paging([len(one.payloads) for one in ranges], longest, group_size, prefetch_depth)
 
 
 def draft(

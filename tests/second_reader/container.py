@@ -38,6 +38,7 @@ EXPERT_TABLE: Final = 5
 GRAPH: Final = 6
 TOKENIZER: Final = 7
 CHAT_TEMPLATE: Final = 8
+SCHEDULE: Final = 9
 DEVICE_CONFIGURATION: Final = 13
 SIGNATURE: Final = 14
 
@@ -51,6 +52,7 @@ FLAGS: Final = {
     GRAPH: CRITICAL,
     TOKENIZER: SAFE_TO_COPY,
     CHAT_TEMPLATE: SAFE_TO_COPY,
+    SCHEDULE: SAFE_TO_COPY | UNSIGNED,
     DEVICE_CONFIGURATION: SAFE_TO_COPY | UNSIGNED,
     SIGNATURE: SAFE_TO_COPY | UNSIGNED,
 }
@@ -218,6 +220,7 @@ def _check_all_entries(entries: Sequence[Entry], superblock: Superblock) -> None
     types = [entry.type for entry in entries]
     require(types.count(DEVICE_CONFIGURATION) <= limits.MAX_DEVICE_CONFIGURATIONS, "SEC-017")
     require(types.count(SIGNATURE) <= limits.MAX_SIGNATURES, "SEC-017")
+    require(types.count(SCHEDULE) <= limits.MAX_SCHEDULES, "SEC-017")
 
 
 def file_id(container: Container) -> bytes:

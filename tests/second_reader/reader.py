@@ -16,6 +16,7 @@ from second_reader.layouts import Layouts
 from second_reader.model_rules import check_graphs, check_model, check_payload_lengths
 from second_reader.records import check_record
 from second_reader.rules import RefusedError, require
+from second_reader.schedules import check_program
 from second_reader.schema import read_document
 from second_reader.sections import check_digest, content
 from second_reader.signatures import Policy, check_policy, parse_signature
@@ -74,6 +75,7 @@ class _Reader:
         dense, experts = self._check_tables(manifest)
         Layouts(manifest, graphs).check(_layouts(dense), _layouts(experts))
         configurations = self._check_configurations(manifest, experts)
+        schedules = self._check_schedules(experts)
         dense_records = self._check_records(manifest, dense, sections_of.DENSE)
         expert_records = self._check_records(manifest, experts, sections_of.EXPERTS)
         tokenizer, template = (
@@ -88,6 +90,7 @@ class _Reader:
             "sections": [self._section_json(entry) for entry in container.entries],
             "manifest": manifest,
             "device_configurations": configurations,
+            "schedules": schedules,
             "signatures": signatures,
             "dense": dense_records,
             "experts": expert_records,
@@ -130,7 +133,7 @@ class _Reader:
 
     def _check_configurations(self, manifest: Json, experts: Table) -> list[Json]:
         """Those of the manifest, then those of sections. Gives the latter, highest section id first."""
-        longest = max(records.record_length for records in experts.ranges)
+        longest = _longest(experts)
         for configuration in manifest["device_configurations"]:
             _check_arena(configuration, longest)
         found = {}
@@ -138,6 +141,12 @@ class _Reader:
             found[entry.id] = read_document(structs.DEVICE_CONFIGURATION, content(self.source, entry))
             _check_arena(found[entry.id], longest)
         return [found[section] for section in sorted(found, reverse=True)]
+
+    def _check_schedules(self, experts: Table) -> list[Json]:
+        """All programs; gives their headers."""
+        counts = [records.record_count for records in experts.ranges]
+        headers = [check_program(data, counts, _longest(experts)) for data in self._contents(sections_of.SCHEDULE)]
+        return [_structure_json(header._asdict()) for header in headers]
 
     def _check_records(self, manifest: Json, table: Table, section_type: int) -> list[list[Json]]:
         """Every record, range by range."""
@@ -155,12 +164,16 @@ class _Reader:
         return checked
 
     def _section_json(self, entry: Entry) -> Json:
-        fields = _without_reserved(entry._asdict())
-        return fields | {"content_sha256": self.content_sha256.get((entry.type, entry.id))}
+        return _structure_json(entry._asdict()) | {"content_sha256": self.content_sha256.get((entry.type, entry.id))}
 
 
 def _layouts(table: Table) -> list[int]:
     return [records.layout for records in table.ranges]
+
+
+def _longest(experts: Table) -> int:
+    """Bytes of the longest expert record."""
+    return max(records.record_length for records in experts.ranges)
 
 
 def _check_arena(configuration: Json, longest: int) -> None:
@@ -177,10 +190,11 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
+def _structure_json(fields: Json) -> Json:
+    """A structure's fields but those that LOADER-CLI.md leaves out of every one."""
+    return {key: value for key, value in fields.items() if key not in ("magic", "reserved", "more_reserved")}
+
+
 def _superblock_json(superblock: Superblock) -> Json:
-    fields = _without_reserved(superblock._asdict())
-    return {key: value for key, value in fields.items() if key not in ("magic", "checksum")}
-
-
-def _without_reserved(fields: Json) -> Json:
-    return {key: value for key, value in fields.items() if key not in ("reserved", "more_reserved")}
+    fields = _structure_json(superblock._asdict())
+    return {key: value for key, value in fields.items() if key != "checksum"}

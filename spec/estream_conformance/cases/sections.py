@@ -16,14 +16,16 @@ from estream_spec.limits import MAX_MANIFEST_LENGTH, MAX_SMALL_SECTION_LENGTH
 
 UNKNOWN = 99
 """A section type that means nothing."""
-RESERVED_TYPES = (9, 10, 11, 12, 15)
+RESERVED_TYPES = (10, 11, 12, 15)
 """Section types that a later version will give a meaning."""
+ONLY_IN_FULL = (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE, SectionType.SCHEDULE)
+"""Section types that the smallest package does without."""
 CRITICAL, SAFE, UNSIGNED, RECORDS = SectionFlag
 
 
 def altered(section_type: int, **changes: int | bytes) -> Sealed:
     """A package with other values in the entry of one of its sections."""
-    draft = full() if section_type in (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE) else smallest()
+    draft = full() if section_type in ONLY_IN_FULL else smallest()
     draft.section(section_type).changes |= changes
     return draft.seal()
 
@@ -83,7 +85,7 @@ for _any_type, _flags in FLAGS.items():
             f"{_name}_{'with' if _wrong & _flag else 'without'}_flag_{(_flag.name or '').lower()}",
             f"The flags of a section of type {_kind.name} are {_wrong:#x}, expected {_flags:#x}.",
             partial(altered if _own else sealed_with, _kind, flags=int(_wrong)),
-            base="full" if _kind in (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE) else "smallest",
+            base="full" if _kind in ONLY_IN_FULL else "smallest",
         )
 
 
@@ -447,6 +449,7 @@ refuse(
 )
 for _name, _type, _most, _base in (
     ("tokenizer", SectionType.TOKENIZER, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
+    ("schedule", SectionType.SCHEDULE, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
     ("device_configuration", SectionType.DEVICE_CONFIGURATION, MAX_MANIFEST_LENGTH, "smallest"),
     ("signature", SectionType.SIGNATURE, MAX_MANIFEST_LENGTH, "signature_of_another_algorithm_as_long_as_it_may_be"),
 ):
@@ -461,6 +464,7 @@ for _name, _type, _most, _base in (
 
 for _name, _type, _most, _base in (
     ("tokenizer", SectionType.TOKENIZER, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
+    ("schedule", SectionType.SCHEDULE, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
     ("chat_template", SectionType.CHAT_TEMPLATE, MAX_MANIFEST_LENGTH, "smallest"),
     ("device_configuration", SectionType.DEVICE_CONFIGURATION, MAX_MANIFEST_LENGTH, "smallest"),
     ("signature", SectionType.SIGNATURE, MAX_MANIFEST_LENGTH, "smallest"),
@@ -538,11 +542,12 @@ for _kind in (
     SectionType.GRAPH,
     SectionType.TOKENIZER,
     SectionType.CHAT_TEMPLATE,
+    SectionType.SCHEDULE,
 ):
     refuse(
         "EMOE-SEC-018",
         f"wrong_digest_of_{_kind.name.lower()}",
         "The digest of a section that is read whole is another.",
         partial(altered, _kind, sha256=sha256(b"another").digest()),
-        base="full" if _kind in (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE) else "smallest",
+        base="full" if _kind in ONLY_IN_FULL else "smallest",
     )

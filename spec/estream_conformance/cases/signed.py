@@ -23,7 +23,11 @@ BASE = "signed_package_with_an_unknown_section"
 def package() -> Draft:
     """A package with everything, and a section of unknown type that its signature covers."""
     made = full()
-    made.sections.append(Section(UNKNOWN, b"any", id=5, alignment_shift=7, changes={"flags": 2, "codec": 7}))
+    made.sections += [
+        # It ends at a multiple of 128, so what follows begins there whether it is aligned to 64 bytes or to 128.
+        Section(SectionType.FREE, bytes(128), alignment_shift=7),
+        Section(UNKNOWN, b"any", id=5, alignment_shift=7, changes={"flags": 2, "codec": 7}),
+    ]
     return made
 
 

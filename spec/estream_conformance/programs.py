@@ -1,0 +1,145 @@
+"""Programs in the making: instructions as text, made by policy, and every field of their bytes can be made wrong.
+
+Everything here is read out of SCHEDULE.md: a step such as `FILL 0 1 1` is an opcode, by name or number, with layer,
+group and bank; those left out are 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from estream_conformance.builder import Values, pack
+from estream_spec.constants import PROGRAM_MAGIC
+
+PROGRAM: Final = {
+    "magic": "8s",
+    "phase": "B",
+    "policy": "B",
+    "reserved": "2s",
+    "group_size": "I",
+    "prefetch_depth": "I",
+    "bank_count": "I",
+    "instruction_count": "I",
+    "reserved_too": "4s",
+    "arena_bytes": "Q",
+}
+INSTRUCTION: Final = {
+    "opcode": "B",
+    "reserved": "B",
+    "layer": "H",
+    "group": "I",
+    "bank": "I",
+    "reserved_too": "4s",
+}
+OPCODES: Final = ("EMBED", "ATTEND", "ROUTE", "FILL", "AWAIT", "EXPERTS", "RELEASE", "COMBINE", "HEAD", "HALT")
+"""By name, from 1 on."""
+LOAD, PREFILL = 1, 2
+ON_DEMAND, POST_ROUTING, PRE_ROUTING, RESIDENT = 1, 2, 3, 4
+
+
+@dataclass
+class Program:
+    """A program in the making.
+
+    Attributes:
+        header: fields of the header; what is left out is 0, save for the magic and the number of steps.
+        steps: the instructions.
+        changes: fields of instructions to set to something else than their step says, by index.
+    """
+
+    header: Values
+    steps: list[str]
+    changes: dict[int, Values] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """The program's bytes."""
+        head = {"magic": PROGRAM_MAGIC, "instruction_count": len(self.steps), **self.header}
+        changed = {index % len(self.steps): values for index, values in self.changes.items()}
+        steps = ({**_fields(step), **changed.get(index, {})} for index, step in enumerate(self.steps))
+        return pack(PROGRAM, head) + b"".join(pack(INSTRUCTION, each) for each in steps)
+
+
+def header_of(content: bytes) -> Values:
+    """The fields of a program's header."""
+    kinds = "".join(PROGRAM.values())
+    return dict(zip(PROGRAM, struct.unpack_from(f"<{kinds}", content), strict=True))
+
+
+def _fields(step: str) -> Values:
+    opcode, *operands = step.split()
+    number = OPCODES.index(opcode) + 1 if opcode in OPCODES else int(opcode)
+    return {"opcode": number, **dict(zip(("layer", "group", "bank"), map(int, operands), strict=False))}
+
+
+@dataclass(frozen=True)
+class Paging:
+    """What programs depend on.
+
+    Attributes:
+        experts: how many each layer has.
+        longest: bytes of the longest expert record.
+        group_size: experts read together.
+        prefetch_depth: groups read ahead.
+    """
+
+    experts: Sequence[int]
+    longest: int
+    group_size: int = 1
+    prefetch_depth: int = 0
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """Layer and number in it of every group, in order."""
+        size = self.group_size
+        return [(layer, group) for layer, count in enumerate(self.experts) for group in range(-(-count // size))]
+
+    @property
+    def banks(self) -> int:
+        """How many banks a program uses."""
+        return min(self.prefetch_depth + 1, len(self.groups))
+
+    def draft(self, policy: int, phase: int = PREFILL) -> Program:
+        """The program of a policy, as the table of SCHEDULE.md section 6 has it."""
+        header = {
+            "phase": phase,
+            "policy": policy,
+            "group_size": self.group_size,
+            "prefetch_depth": self.prefetch_depth,
+            "bank_count": self.banks,
+            "arena_bytes": self.banks * self.group_size * self.longest,
+        }
+        places = [f"{layer} {group} {number % self.banks}" for number, (layer, group) in enumerate(self.groups)]
+        if phase == LOAD:
+            steps = [f"{opcode} {place}" for opcode in ("FILL", "AWAIT") for place in places]
+            return Program(header, [*steps, "HALT"])
+        return Program(header, self._prefill(policy, places))
+
+    def _prefill(self, policy: int, places: list[str]) -> list[str]:
+        """Steps of a program to prefill.
+
+        Args:
+            policy: when it reads.
+            places: operands of the groups, in order.
+        """
+        ahead = self.banks if policy == PRE_ROUTING else 0
+        steps = [*(f"FILL {place}" for place in places[:ahead]), "EMBED"]
+        for layer in range(len(self.experts)):
+            steps += [f"ATTEND {layer}", f"ROUTE {layer}"]
+            own = [number for number, group in enumerate(self.groups) if group[0] == layer]
+            if policy == POST_ROUTING:
+                steps += [f"FILL {places[number]}" for number in own[: self.banks]]
+            for number in own:
+                place, later = places[number], number + self.banks
+                if policy == ON_DEMAND:
+                    steps.append(f"FILL {place}")
+                if policy != RESIDENT:
+                    steps.append(f"AWAIT {place}")
+                steps += [f"EXPERTS {place}", f"RELEASE {place}"]
+                follows = later in own if policy == POST_ROUTING else later < len(places)
+                if policy in (POST_ROUTING, PRE_ROUTING) and follows:
+                    steps.append(f"FILL {places[later]}")
+            steps.append(f"COMBINE {layer}")
+        return [*steps, "HEAD", "HALT"]
