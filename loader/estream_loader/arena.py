@@ -1,32 +1,24 @@
 """The arena: one allocation for experts, divided into banks.
 
-A bank goes `AVAILABLE -> FILLING -> READY -> IN_USE -> AVAILABLE` and no other way. What it holds stays there while it
-is available, so a group asked for again need not be read again. The epoch counts the
-groups a bank has begun to take: what was bound to it under an earlier one is void.
+A bank goes `AVAILABLE -> FILLING -> READY -> IN_USE -> AVAILABLE`; one of a resident program goes from `IN_USE` back to
+`READY`, and one that is given up goes to `AVAILABLE` from wherever it is. What it holds stays there while it is
+available, so a group asked for again need not be read again. The epoch counts the groups a bank has begun to take: what
+was bound to it under an earlier one is void.
 """
 
 from __future__ import annotations
 
 import mmap
-from enum import Enum
+from typing import Final
 
 from estream_spec.errors import LinkError
+from estream_spec.schedule import BankState
 
-
-class BankState(Enum):
-    """Where a bank is in its round."""
-
-    AVAILABLE = "available"
-    FILLING = "filling"
-    READY = "ready"
-    IN_USE = "in use"
-
-
-_NEXT = {
+_NEXT: Final = {
     BankState.AVAILABLE: {BankState.FILLING},
-    BankState.FILLING: {BankState.READY, BankState.AVAILABLE},  # the second when reading fails
-    BankState.READY: {BankState.IN_USE},
-    BankState.IN_USE: {BankState.AVAILABLE},
+    BankState.FILLING: {BankState.READY, BankState.AVAILABLE},
+    BankState.READY: {BankState.IN_USE, BankState.AVAILABLE},
+    BankState.IN_USE: {BankState.AVAILABLE, BankState.READY},
 }
 
 

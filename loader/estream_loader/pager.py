@@ -1,97 +1,166 @@
-"""Bring expert records from the package into the arena's banks.
+"""Bring groups of experts from the package into the arena's banks while something else computes.
 
-Each group has one bank it may be in, the one at its number modulo the number of banks. With a bank for every group the
-model is resident; with one bank every group passes through it. Nothing computed depends on how many there are.
+The pager does what the instructions about banks say: FILL, AWAIT, RELEASE, and what becomes of reads once a layer is
+routed. SCHEDULE.md section 3. What a bank holds of a group already is not read again, so an arena with a bank for every
+group reads each record once.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Final, Self
 
-from estream_loader.arena import Arena, Bank, BankState
+from estream_loader.arena import Arena, Bank
 from estream_loader.package import Package
-from estream_loader.source import read_exactly
-from estream_spec.errors import LinkError
+from estream_loader.reading import Read, Reader, ReadingStats
+from estream_spec.errors import EmoeError
+from estream_spec.schedule import BankState
+
+LANES: Final = 2
+"""With so many reads outstanding, storage of phones is as fast as it gets."""
+PIECE_BYTES: Final = 1 << 22
+"""What a group's read is cut into."""
 
 
-@dataclass(slots=True)
-class PagerStats:
-    """What reading has cost so far."""
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Adjacent experts on their way into a bank."""
 
-    bytes_read: int = 0
-    reads: int = 0
-    io_busy_s: float = 0.0
-    """Seconds in which a read was under way."""
+    experts: range
+    read: Read
 
 
 class Pager:
-    """Experts of one package in one arena.
+    """Experts of one package in one arena. Use it as a context manager; for one thread.
 
     Args:
         package: the open package.
-        arena_bytes: memory allowed for experts.
-        group_size: experts read together; less where the arena holds fewer records.
+        bank_count: banks of the arena.
+        group_size: experts read together; a bank has room for so many of the largest records.
+        lanes: reads outstanding at a time.
 
     Raises:
-        LinkError: the arena is smaller than one record.
+        LinkError: the memory or the threads cannot be had.
     """
 
-    def __init__(self, package: Package, *, arena_bytes: int, group_size: int):
-        self._package, self._experts = package, package.experts
-        ranges = self._experts.table.ranges
-        self.record_bytes = max(each.record_length for each in ranges)
-        """The largest record: what each slot of a bank has room for."""
-        slots = arena_bytes // self.record_bytes
-        if slots < 1:
-            message = f"an arena of {arena_bytes} bytes holds no expert record"
-            raise LinkError(message, hint=f"the smallest arena for this package is {self.record_bytes} bytes")
-        self.group_size = min(group_size, slots, max(each.count for each in ranges))
-        groups = [-(-each.count // self.group_size) for each in ranges]
-        self._first_group = (*accumulate(groups, initial=0),)
-        """Number of each layer's first group, counted through the model."""
-        bank_count = min(slots // self.group_size, self._first_group[-1])
-        self.arena = Arena(bank_count, self.group_size * self.record_bytes)
-        self.stats = PagerStats()
+    def __init__(self, package: Package, *, bank_count: int, group_size: int, lanes: int = LANES):
+        self._experts, self.group_size, self.lanes = package.experts, group_size, lanes
+        self.arena = Arena(bank_count, package.expert_shape.bank_bytes(group_size))
+        self._wanted: dict[int, dict[int, list[int]]] = {}
+        """Of each layer that is routed: its groups with tokens, and their experts that have any."""
+        self._readings: list[list[_Reading]] = [[] for _ in range(bank_count)]
+        """Of each bank: what is on its way there, until someone has waited for it."""
+        self._dropped = 0
+        check = None if package.integrity == "open" else package.check_record
+        self._reader = Reader(package.source, lanes, check=check, piece_bytes=PIECE_BYTES)
 
-    def groups(self, experts: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        """Split ascending expert ids by group: (number of the group in its layer, its experts), ascending."""
-        split: dict[int, list[int]] = {}
-        for expert in experts:
-            split.setdefault(expert // self.group_size, []).append(expert)
-        yield from split.items()
+    def __enter__(self) -> Self:
+        return self
 
-    def acquire(self, layer: int, group: int, experts: Sequence[int]) -> Bank:
-        """A bank that holds the given experts of a group, `IN_USE` until it is released.
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all reading; closing twice is harmless."""
+        self._reader.close()
+
+    @property
+    def stats(self) -> ReadingStats:
+        """What reading has cost so far, reads that were dropped before they began left out."""
+        stats = self._reader.stats
+        return replace(stats, reads=stats.reads - self._dropped)
+
+    @property
+    def mode(self) -> str:
+        """Whether the page cache is bypassed, see `Reader.mode`."""
+        return self._reader.mode
+
+    @property
+    def full(self) -> bool:
+        """Whether every bank is ready for a resident program."""
+        return all(bank.state is BankState.READY for bank in self.arena.banks)
+
+    def begin(self, *, resident: bool = False) -> None:
+        """A program begins: no layer is routed, and all banks are available, or ready where it is resident."""
+        self._wanted.clear()
+        if resident:
+            assert self.full
+        else:
+            self.settle()
+
+    def route(self, layer: int, experts: Iterable[int]) -> None:
+        """A layer is routed. What is on its way to groups of it without tokens is dropped unless it has begun.
 
         Args:
             layer: the layer.
-            group: number of the group in the layer.
-            experts: ascending ids of that group's experts that are wanted.
+            experts: ascending ids of its experts that have tokens.
+        """
+        wanted: dict[int, list[int]] = {}
+        for expert in experts:
+            wanted.setdefault(expert // self.group_size, []).append(expert)
+        self._wanted[layer] = wanted
+        for bank in self.arena.banks:
+            if bank.state is BankState.FILLING and bank.group is not None:
+                filling, group = bank.group
+                if filling == layer and group not in wanted and not self._drop(bank):
+                    bank.move(BankState.AVAILABLE)
+
+    def wanted(self, layer: int, group: int) -> Sequence[int]:
+        """The experts of a group that have tokens, ascending; before its layer is routed, all of them."""
+        if layer in self._wanted:
+            return self._wanted[layer].get(group, ())
+        first = group * self.group_size
+        return range(first, min(first + self.group_size, self._experts.table.ranges[layer].count))
+
+    def fill(self, layer: int, group: int, number: int) -> None:
+        """Begin to read a group into a bank, as far as it is wanted and not there yet.
 
         Raises:
-            IntegrityError: a record's checksum differs or its bytes are missing.
+            LinkError: the pager is closed.
+        """
+        if not (wanted := self.wanted(layer, group)):
+            return
+        bank = self.arena.banks[number]
+        bank.move(BankState.FILLING)
+        if bank.group != (layer, group):
+            bank.take((layer, group))
+        self._submit(bank, layer, wanted)
+
+    def await_(self, layer: int, group: int, number: int) -> None:
+        """Wait until what is wanted of a group is in its bank, whole and proven.
+
+        What fails and turns out not to be wanted does no harm.
+
+        Raises:
+            IntegrityError: the checksum of a record differs or its bytes are missing.
             LinkError: the device failed.
         """
-        bank = self.arena.banks[(self._first_group[layer] + group) % len(self.arena.banks)]
-        bank.move(BankState.FILLING)
-        try:
-            if bank.group != (layer, group):
-                bank.take((layer, group))
-            for run in _runs(expert for expert in experts if expert not in bank.loaded):
-                self._read(bank, layer, run)
-        except BaseException:
-            bank.move(BankState.AVAILABLE)
-            raise
+        bank, wanted = self.arena.banks[number], self.wanted(layer, group)
+        if not wanted:
+            if bank.state is BankState.FILLING:  # its read had begun before the layer was routed
+                self._finish(bank)
+                bank.move(BankState.AVAILABLE)
+            return
+        assert bank.group == (layer, group)
+        if error := self._finish(bank):
+            # Read together with what is wanted, something else may have failed alone. What is wanted now comes alone.
+            if self._concerns(error, layer, wanted):
+                raise error
+            self._submit(bank, layer, wanted)
+            if error := self._finish(bank):
+                raise error
         bank.move(BankState.READY)
-        bank.move(BankState.IN_USE)
-        return bank
 
-    def release(self, bank: Bank) -> None:
-        """Give a bank back after computing with it."""
-        bank.move(BankState.AVAILABLE)
+    def use(self, number: int) -> Bank:
+        """A bank for computing; one whose group was skipped stays as it is."""
+        bank = self.arena.banks[number]
+        if bank.state is BankState.READY:
+            bank.move(BankState.IN_USE)
+        return bank
 
     def record(self, bank: Bank, expert: int) -> memoryview:
         """The bytes of one expert's record in a bank that is in use; no copy."""
@@ -102,20 +171,57 @@ class Pager:
         start = expert % self.group_size * length
         return bank.memory[start : start + length]
 
-    def _read(self, bank: Bank, layer: int, run: range) -> None:
-        """Read adjacent experts in one go, prove each, and only then count them as loaded."""
-        places = [self._experts.place(layer, expert) for expert in run]
-        length = places[0].length
-        start = run.start % self.group_size * length
-        landed = bank.memory[start : start + length * len(run)]
-        started = time.perf_counter()
-        read_exactly(self._package.source, landed, places[0].offset)
-        self.stats.io_busy_s += time.perf_counter() - started
-        self.stats.bytes_read += len(landed)
-        self.stats.reads += 1
-        for number, place in enumerate(places):
-            self._package.check_record(place, landed[number * length : (number + 1) * length])
-        bank.loaded.update(run)
+    def release(self, number: int, *, keep: bool = False) -> None:
+        """Give a bank back after computing with it; one that is kept stays ready. One that was skipped is free."""
+        bank = self.arena.banks[number]
+        if bank.state is BankState.IN_USE:
+            bank.move(BankState.READY if keep else BankState.AVAILABLE)
+
+    def settle(self) -> None:
+        """Give up all banks: reads that have not begun are dropped, the others finish, and every bank is available."""
+        for bank in reversed(self.arena.banks):
+            self._drop(bank)
+        for bank in self.arena.banks:
+            self._finish(bank)
+            if bank.state is not BankState.AVAILABLE:
+                bank.move(BankState.AVAILABLE)
+
+    def _submit(self, bank: Bank, layer: int, experts: Iterable[int]) -> None:
+        """Begin to read experts that are not there yet, adjacent ones together."""
+        for run in _runs(expert for expert in experts if expert not in bank.loaded):
+            places = [self._experts.place(layer, expert) for expert in run]
+            length = places[0].length
+            start = run.start % self.group_size * length
+            memory = bank.memory[start : start + length * len(run)]
+            self._readings[bank.index].append(_Reading(run, self._reader.submit(places[0].offset, memory, places)))
+
+    def _drop(self, bank: Bank) -> bool:
+        """Drop what has not begun of a bank's reads; whether something is left to wait for."""
+        readings = self._readings[bank.index]
+        for reading in reversed(tuple(readings)):
+            if reading.read.cancel():
+                readings.remove(reading)
+                self._dropped += 1
+        return bool(readings)
+
+    def _finish(self, bank: Bank) -> BaseException | None:
+        """Wait until nothing is on its way to a bank, and note what has come; the first thing that went wrong."""
+        error = None
+        readings = self._readings[bank.index]
+        while readings:
+            found = readings[0].read.outcome()
+            if found is None:
+                bank.loaded.update(readings[0].experts)
+            error = error or found
+            del readings[0]
+        return error
+
+    def _concerns(self, error: BaseException, layer: int, experts: Sequence[int]) -> bool:
+        """Whether an error lies in the record of one of these experts, or it is not known where it lies."""
+        if not isinstance(error, EmoeError) or error.offset is None:
+            return True
+        places = (self._experts.place(layer, expert) for expert in experts)
+        return any(place.offset <= error.offset < place.offset + place.length for place in places)
 
 
 def _runs(experts: Iterable[int]) -> Iterator[range]:

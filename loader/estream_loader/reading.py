@@ -97,9 +97,13 @@ class Read:
             IntegrityError: the package ends early, or a record's checksum differs.
             LinkError: the device failed, the read was cancelled, or the reader was closed before it was done.
         """
+        if (error := self.outcome()) is not None:
+            raise error
+
+    def outcome(self) -> BaseException | None:
+        """What `wait` would raise, or None; returns when the read is over."""
         self._over.wait()
-        if self._error is not None:
-            raise self._error
+        return self._error
 
 
 class Reader:

@@ -1,8 +1,8 @@
-"""Takes token rows through the layers of a model.
+"""Carries out programs: takes token rows through the layers of a model while experts pass through the arena.
 
-Layers are the outer loop and all rows of a batch go through a layer together, so each expert is read once however long
-the prompt. Row blocks follow from the number of rows alone and experts are added in the order of their ids: results are
-the same to the last bit however large the arena is and however experts are grouped in it.
+A program says what happens when. Layers come one after the other and all rows of a batch go through a layer together,
+so each expert is read once however long the prompt. Row blocks follow from the number of rows alone and experts are
+added in the order of their ids: results are the same to the last bit whatever the program.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from estream_loader.arena import Bank
 from estream_loader.dense import EmbeddingRows
 from estream_loader.pager import Pager
 from estream_runtime.backends import Array, Backend
 from estream_runtime.batch import Batch
 from estream_runtime.cache import KeyValues
 from estream_runtime.rotary import rotary_tables
-from estream_runtime.routing import by_expert, route
+from estream_runtime.routing import Routed, by_expert, route
 from estream_runtime.weights import DenseWeights, ExpertWeights
 from estream_spec.errors import TrapError
 from estream_spec.graph_interface import shape_class_of
 from estream_spec.manifest import GraphRole
 from estream_spec.model import ModelDescription
+from estream_spec.schedule import Instruction, Opcode, Phase, Policy, Program
 
+T = TypeVar("T")
 Floats = npt.NDArray[np.float32]
 OnRoute = Callable[[int, npt.NDArray[np.int32], Floats], None]
 """Told of each routing decision: layer, expert ids `[T, k]` from the largest weight down, weights `[T, k]`."""
@@ -47,6 +48,33 @@ class Busy:
     """Graphs and what prepares their inputs."""
     waiting: float = 0.0
     """Computing stood still until experts were in the arena."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """A batch on its way through the layers.
+
+    Attributes:
+        batch: the rows.
+        cache: keys and values of the tokens before, by layer; None where none are there and none shall be kept.
+        on_route: told of each routing decision.
+        tables: rotary tables, by attention.
+        x: f32 `[T, hidden]`, from EMBED on.
+        normed: f32 `[T, hidden]`, what experts take, from ATTEND of a layer to its COMBINE.
+        scores: f32 `[T, experts]`, the router's, likewise.
+        routed: rows of each expert, from ROUTE of a layer to its COMBINE.
+        total: f32 `[T, hidden]`, what experts have added so far, likewise.
+    """
+
+    batch: Batch
+    cache: Sequence[KeyValues] | None
+    on_route: OnRoute | None
+    tables: list[tuple[Floats, Floats]]
+    x: Floats = field(init=False)
+    normed: Floats = field(init=False)
+    scores: Floats = field(init=False)
+    routed: Routed = field(init=False)
+    total: Floats = field(init=False)
 
 
 class Interpreter:
@@ -80,35 +108,68 @@ class Interpreter:
         """Room for keys and values of every layer, empty."""
         return [self._key_values(layer) for layer in range(len(self.model.layers))]
 
-    def run(self, batch: Batch, cache: Sequence[KeyValues] | None = None, on_route: OnRoute | None = None) -> Floats:
+    def load(self, program: Program) -> None:
+        """Bring all experts into the arena, as resident programs need it.
+
+        Args:
+            program: one that loads, proven.
+
+        Raises:
+            IntegrityError: an expert's checksum differs or its bytes are missing.
+            LinkError: the device failed.
+        """
+        with self._in_banks(program):
+            for instruction in program.instructions:
+                self._page(instruction)
+
+    def run(
+        self,
+        program: Program,
+        batch: Batch,
+        head: Callable[[Floats], T],
+        cache: Sequence[KeyValues] | None = None,
+        on_route: OnRoute | None = None,
+    ) -> T:
         """Take rows through all layers.
 
         Args:
+            program: what to do, proven; if it is resident, all experts are in the arena.
             batch: the rows.
+            head: what HEAD does: takes f32 `[T, hidden]`, what the final norm takes.
             cache: keys and values of the tokens before, extended by the batch's sequence; None where there are none
                 before and none shall be kept.
             on_route: told of each routing decision.
 
         Returns:
-            f32 `[T, hidden]`, what the final norm takes.
+            What `head` returned.
 
         Raises:
             TrapError: a value is not finite, or a graph failed.
             IntegrityError: an expert's checksum differs or its bytes are missing.
             LinkError: the device failed.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found in scores and logits
-            return self._run(batch, cache, on_route)
-
-    def _run(self, batch: Batch, cache: Sequence[KeyValues] | None, on_route: OnRoute | None) -> Floats:
-        x = self._embedding.gather(batch.token_ids)
         tables = [rotary_tables(attention, batch.positions) for attention in self.model.attentions]
-        for layer, described in enumerate(self.model.layers):
-            held = self._key_values(layer) if cache is None else cache[layer]
-            attended = self._attention(layer, x, batch, tables[described.attention], held)
-            out = self._graph("out", layer, {"attended": attended, "residual": x, **self._dense.out[layer]})
-            x = out["x"] + self._routed_experts(layer, out["normed"], out["scores"], on_route)
-        return x
+        rows = _Rows(batch, cache, on_route, tables)
+        found: list[T] = []
+        # What is not finite is found in scores and logits.
+        with np.errstate(over="ignore", invalid="ignore"), self._in_banks(program):
+            for instruction in program.instructions:
+                match instruction.opcode:
+                    case Opcode.EMBED:
+                        rows.x = self._embedding.gather(batch.token_ids)
+                    case Opcode.ATTEND:
+                        self._attend(rows, instruction.layer)
+                    case Opcode.ROUTE:
+                        self._route(rows, instruction.layer)
+                    case Opcode.EXPERTS:
+                        self._add_experts(rows, instruction)
+                    case Opcode.COMBINE:
+                        rows.x = rows.x + rows.total
+                    case Opcode.HEAD:
+                        found.append(head(rows.x))
+                    case _:
+                        self._page(instruction, keep=program.policy == Policy.RESIDENT)
+        return found[0]
 
     def logits(self, x: Floats) -> Floats:
         """Logits of rows that went through all layers.
@@ -136,6 +197,29 @@ class Interpreter:
         last: Floats = self.logits(x[-1:])[0]
         return last
 
+    def _page(self, instruction: Instruction, *, keep: bool = False) -> None:
+        """An instruction about a bank, or HALT."""
+        opcode, *place = instruction
+        match opcode:
+            case Opcode.FILL:
+                self.pager.fill(*place)
+            case Opcode.AWAIT:
+                begun = time.perf_counter()
+                try:
+                    self.pager.await_(*place)
+                finally:
+                    self.busy.waiting += time.perf_counter() - begun
+            case Opcode.RELEASE:
+                self.pager.release(instruction.bank, keep=keep)
+
+    def _attend(self, rows: _Rows, layer: int) -> None:
+        """The attention block, up to what the router and the experts take."""
+        held = self._key_values(layer) if rows.cache is None else rows.cache[layer]
+        tables = rows.tables[self.model.layers[layer].attention]
+        attended = self._attention(layer, rows.x, rows.batch, tables, held)
+        out = self._graph("out", layer, {"attended": attended, "residual": rows.x, **self._dense.out[layer]})
+        rows.x, rows.normed, rows.scores = out["x"], out["normed"], out["scores"]
+
     def _attention(self, layer: int, x: Floats, batch: Batch, tables: tuple[Floats, Floats], held: KeyValues) -> Floats:
         """Queries, keys and values of all rows; then each segment attends to what is held and to itself."""
         cos, sin = tables
@@ -151,39 +235,41 @@ class Interpreter:
             held.truncate(sequence)
         return attended
 
-    def _routed_experts(self, layer: int, normed: Floats, scores: Floats, on_route: OnRoute | None) -> Floats:
-        """What the chosen experts add to each row."""
+    def _route(self, rows: _Rows, layer: int) -> None:
+        """Choose experts, and leave unread what nobody chose."""
         block = self.model.expert_block(layer)
         try:
-            expert_ids, weights = route(scores, block.router)
+            expert_ids, weights = route(rows.scores, block.router)
         except TrapError as error:
             raise TrapError(error.message, path=f"layer {layer}") from None
-        if on_route is not None:
-            on_route(layer, expert_ids, weights)
-        routed = by_expert(expert_ids, weights, block.experts)
-        total = np.zeros_like(normed)
-        for group, wanted in self.pager.groups(np.flatnonzero(routed.counts).tolist()):
-            with self._in_arena(layer, group, wanted) as bank:
-                for expert in wanted:
-                    rows, shares = routed.tokens_of(expert)
-                    with self._computing():
-                        inputs = self._experts.bind(layer, self.pager.record(bank, expert))
-                        total[rows] += shares[:, None] * self._expert(layer, {"normed": normed[rows], **inputs})
-        return total
+        rows.routed = by_expert(expert_ids, weights, block.experts)
+        self.pager.route(layer, np.flatnonzero(rows.routed.counts).tolist())
+        rows.total = np.zeros_like(rows.normed)
+        if rows.on_route is not None:
+            rows.on_route(layer, expert_ids, weights)
+
+    def _add_experts(self, rows: _Rows, instruction: Instruction) -> None:
+        """Add what the chosen experts of one group give to their rows."""
+        _, layer, group, number = instruction
+        bank = self.pager.use(number)
+        for expert in self.pager.wanted(layer, group):
+            chosen, shares = rows.routed.tokens_of(expert)
+            with self._computing():
+                inputs = self._experts.bind(layer, self.pager.record(bank, expert))
+                rows.total[chosen] += shares[:, None] * self._expert(layer, {"normed": rows.normed[chosen], **inputs})
+
+    @contextmanager
+    def _in_banks(self, program: Program) -> Iterator[None]:
+        """A program's time in the arena: when it fails, nothing is being read any more and every bank is free."""
+        self.pager.begin(resident=program.policy == Policy.RESIDENT and program.phase == Phase.PREFILL)
+        try:
+            yield
+        except BaseException:
+            self.pager.settle()
+            raise
 
     def _expert(self, layer: int, feeds: dict[str, Array]) -> Floats:
         return self._backend.run("expert", self._classes["expert"][layer], feeds)["y"]
-
-    @contextmanager
-    def _in_arena(self, layer: int, group: int, experts: Sequence[int]) -> Iterator[Bank]:
-        """A bank that holds the experts, given back whatever happens."""
-        begun = time.perf_counter()
-        bank = self.pager.acquire(layer, group, experts)
-        self.busy.waiting += time.perf_counter() - begun
-        try:
-            yield bank
-        finally:
-            self.pager.release(bank)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from estream_loader.dense import EmbeddingRows
 from estream_loader.package import Package
-from estream_loader.pager import Pager
+from estream_loader.pager import LANES, Pager
 from estream_loader.tokenizing import tokenizer_faults
 from estream_runtime.backends import GraphKey, open_backend
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import KeyValues
 from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
+from estream_runtime.programs import POLICIES, Sizes, choose_programs
 from estream_runtime.sampling import Sampler, check_count, is_whole
 from estream_runtime.stats import Meter, Stats
 from estream_runtime.weights import ExpertWeights, load_dense
 from estream_spec.errors import LinkError, TrapError
+from estream_spec.schedule import POLICY_NAMES, Policy
 
 MAX_THREADS: Final = 256
 """Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
+MAX_LANES: Final = 64
+"""Most reads a session has outstanding. Storage gains nothing from more."""
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +72,26 @@ class Session:
     """One package in one arena on one backend. Not for several threads at a time.
 
     Every call begins anew; only experts that are still in the arena are not read again. A call that fails raises, and
-    the session can be used afterwards. Results do not depend on `arena_bytes` or `group_size`, to the last bit.
+    the session can be used afterwards. Results do not depend on `arena_bytes`, `group_size`, `prefetch_depth`,
+    `lanes` or `policy`, to the last bit.
 
     Args:
         package: an open package, which must stay open.
         backend: `portable` or `reference`.
         arena_bytes: memory for experts; None takes what the package's first device configuration says.
-        group_size: experts read together; None takes what the package's first device configuration says.
+        group_size: experts read together, as far as the arena has room; None takes what the package's first device
+            configuration says, or less, so that two groups find room.
         threads: threads for computing; None takes all processors this process may use.
+        lanes: reads outstanding at a time.
+        prefetch_depth: groups read ahead, as far as the arena has room; None takes what the package's first device
+            configuration says, or in another arena as many as find room.
+        policy: when experts are read: `pre-routing`, before it is known which are needed, `post-routing`, once it is,
+            or `on-demand`, one group at a time. None takes the package's program for these sizes, or `pre-routing`.
+            Before routing nothing is read for a few tokens, since they need few experts.
 
     Raises:
-        LinkError: no such backend, an arena smaller than one expert, or graphs and weights that do not fit each other.
+        LinkError: no such backend or policy, an arena smaller than one expert, or graphs and weights that do not fit
+            each other.
         FormatError: the package turns out to be faulty.
     """
 
@@ -89,6 +103,9 @@ class Session:
         *,
         group_size: int | None = None,
         threads: int | None = None,
+        lanes: int = LANES,
+        prefetch_depth: int | None = None,
+        policy: str | None = None,
     ):
         manifest = package.manifest
         if arena_bytes is not None and not is_whole(arena_bytes):
@@ -97,7 +114,14 @@ class Session:
             raise LinkError(f"group_size is {group_size!r}, expected at least 1")
         if threads is not None and not is_whole(threads, 1, MAX_THREADS):
             raise LinkError(f"threads is {threads!r}, expected 1 to {MAX_THREADS}")
-        configuration = package.device_configurations[0]
+        if not is_whole(lanes, 1, MAX_LANES):
+            raise LinkError(f"lanes is {lanes!r}, expected 1 to {MAX_LANES}")
+        if prefetch_depth is not None and not is_whole(prefetch_depth, 0):
+            raise LinkError(f"prefetch_depth is {prefetch_depth!r}, expected at least 0")
+        if policy is not None and policy not in POLICIES:
+            raise LinkError(f"unknown policy {policy!r}, expected one of: {', '.join(POLICIES)}")
+        sizes = Sizes(arena_bytes=arena_bytes, group_size=group_size, prefetch_depth=prefetch_depth)
+        self._programs = choose_programs(package, sizes, None if policy is None else POLICIES[policy])
         self._package, self._model = package, manifest.model
         self._closed = False
         with ExitStack() as stack:
@@ -107,11 +131,8 @@ class Session:
             }
             opened = open_backend(backend, self._model, graphs, threads or len(os.sched_getaffinity(0)))
             stack.callback(opened.close)
-            pager = Pager(
-                package,
-                arena_bytes=configuration.arena_bytes if arena_bytes is None else arena_bytes,
-                group_size=group_size or configuration.group_size,
-            )
+            banks, together = self._programs.many.bank_count, self._programs.many.group_size
+            pager = stack.enter_context(Pager(package, bank_count=banks, group_size=together, lanes=lanes))
             dense, experts = load_dense(package, opened), ExpertWeights(package, opened)
             self._interpreter = Interpreter(self._model, opened, pager, EmbeddingRows(package), dense, experts)
             self._resources = stack.pop_all()
@@ -154,14 +175,14 @@ class Session:
             LinkError: the device failed.
         """
         batch = Batch.of(self._prompt(token_ids))
-        return self._interpreter.logits(self._interpreter.run(batch, on_route=on_route))
+        return self._run(batch, self._interpreter.logits, on_route=on_route)
 
     def prefill(self, token_ids: TokenIds) -> Prefill:
         """Logits of the token after a prompt, and what they cost. Raises as `forward` does."""
         prompt = self._prompt(token_ids)
-        meter = Meter(self._interpreter, len(prompt))
+        meter = self._meter(prompt)
         with meter.running():
-            logits = self._interpreter.last_logits(self._interpreter.run(Batch.of(prompt)))
+            logits = self._run(Batch.of(prompt), self._interpreter.last_logits)
         return Prefill(logits, meter.stats())
 
     def generate(
@@ -191,7 +212,7 @@ class Session:
         prompt = self._prompt(token_ids)
         check_count("max_new_tokens", max_new_tokens)
         count = min(max_new_tokens, self._model.context_length - len(prompt))
-        meter = Meter(self._interpreter, len(prompt))
+        meter = self._meter(prompt)
         sampler = Sampler(temperature, top_p, seed, self._known_tokens)
         return Generation(self._tokens(prompt, count, sampler), meter)
 
@@ -218,11 +239,11 @@ class Session:
         for number, target in enumerate(targets):
             self._check_length(len(prompt) + len(target), f"prompt and choice {number} have")
         batch = Batch.of(prompt, [target[:-1] for target in targets])
-        x = self._interpreter.run(batch)
         # The first token of a choice follows the prompt's last row, every other one the row of the token before it.
         last = len(prompt) - 1
         rows = [np.array([last, *range(start, stop)]) for start, stop in batch.segments[1:]]
-        found = self._followed_by(x[np.concatenate(rows)], np.concatenate(targets))
+        chosen, followers = np.concatenate(rows), np.concatenate(targets)
+        found = self._run(batch, lambda x: self._followed_by(x[chosen], followers))
         ends = np.cumsum([len(target) for target in targets])[:-1]
         return [float(each.sum()) for each in np.split(found, ends)]
 
@@ -238,7 +259,7 @@ class Session:
         text = self._prompt(token_ids)
         if len(text) == 1:
             return np.empty(0)
-        return self._followed_by(self._interpreter.run(Batch.of(text[:-1])), text[1:])
+        return self._run(Batch.of(text[:-1]), lambda x: self._followed_by(x, text[1:]))
 
     def _tokens(self, prompt: Ids, count: int, sampler: Sampler) -> Iterator[int]:
         """At most `count` tokens after the prompt, the end token included."""
@@ -253,8 +274,24 @@ class Session:
 
     def _next_logits(self, unseen: Ids, cache: Sequence[KeyValues]) -> Floats:
         self._check_open()
-        x = self._interpreter.run(Batch.of(unseen, past=cache[0].length), cache)
-        return self._interpreter.last_logits(x)
+        return self._run(Batch.of(unseen, past=cache[0].length), self._interpreter.last_logits, cache)
+
+    def _run(
+        self,
+        batch: Batch,
+        head: Callable[[Floats], T],
+        cache: Sequence[KeyValues] | None = None,
+        on_route: OnRoute | None = None,
+    ) -> T:
+        """Take a batch through the layers by the program that suits it; see `Interpreter.run`."""
+        load = self._programs.load
+        if load is not None and not self._interpreter.pager.full:
+            self._interpreter.load(load)
+        program = self._programs.of_rows(len(batch.token_ids), self._model)
+        return self._interpreter.run(program, batch, head, cache, on_route)
+
+    def _meter(self, prompt: Ids) -> Meter:
+        return Meter(self._interpreter, len(prompt), POLICY_NAMES[Policy(self._programs.many.policy)])
 
     def _followed_by(self, x: Floats, targets: Ids) -> npt.NDArray[np.float64]:
         """Log-probability of the token that follows each row, a block of rows at a time: logits are large."""

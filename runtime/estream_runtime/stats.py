@@ -23,10 +23,13 @@ class Stats:
         total_s: seconds the run took; what a caller does between two tokens does not count.
         io_busy_s: seconds in which a read of expert records was under way.
         compute_busy_s: seconds in which graphs ran or their inputs were made ready.
-        bubble: share of `total_s`, 0 to 1, in which computing waited for expert records: reading and checking them.
+        bubble: share of `total_s`, 0 to 1, in which computing waited for expert records to be read and checked.
         bytes_read: bytes of expert records read.
         reads: reads of expert records.
         peak_arena_bytes: the arena's size; it never grows.
+        policy: when experts of long batches are read: `pre-routing`, `post-routing`, `on-demand` or `resident`.
+        lanes: reads outstanding at a time, at most.
+        reading_mode: whether the page cache is bypassed: `direct`, `direct, unproven: REASON` or `buffered: REASON`.
     """
 
     prompt_tokens: int
@@ -39,6 +42,9 @@ class Stats:
     bytes_read: int
     reads: int
     peak_arena_bytes: int
+    policy: str
+    lanes: int
+    reading_mode: str
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -50,8 +56,9 @@ class Stats:
 class Meter:
     """Adds up what the stretches of one run cost; runs of one session may alternate."""
 
-    def __init__(self, interpreter: Interpreter, prompt_tokens: int):
+    def __init__(self, interpreter: Interpreter, prompt_tokens: int, policy: str):
         self._interpreter: Final = interpreter
+        self._policy: Final = policy
         self._prompt_tokens, self._new_tokens = prompt_tokens, 0
         self._ttft: float | None = None
         self._spent = [0.0] * len(self._readings())
@@ -86,6 +93,9 @@ class Meter:
             bytes_read=int(bytes_read),
             reads=int(reads),
             peak_arena_bytes=self._interpreter.pager.arena.length,
+            policy=self._policy,
+            lanes=self._interpreter.pager.lanes,
+            reading_mode=self._interpreter.pager.mode,
         )
 
     def _readings(self) -> tuple[float, ...]:

@@ -122,24 +122,28 @@ def page_in(data: bytes) -> None:
         for graph in package.manifest.graphs:
             package.graph(graph)
         choice = package.device_configurations[0]
-        pager = Pager(package, arena_bytes=choice.arena_bytes, group_size=choice.group_size)
+        groups = sum(package.expert_shape.group_counts(choice.group_size))
+        banks = min(choice.prefetch_depth + 1, groups)
         for number in range(1, len(package.dense.table.ranges)):
             place = package.dense.place(number)
             tensors(place.layout, load_record(package, place))
         embedding = EmbeddingRows(package)
         with np.errstate(all="ignore"):  # the policy `paged` does not look at values
             embedding.gather(np.array([0, package.manifest.model.vocabulary - 1]))
-        _page_experts(package, pager)
+        with Pager(package, bank_count=banks, group_size=choice.group_size) as pager:
+            _page_experts(package, pager)
 
 
 def _page_experts(package: Package, pager: Pager) -> None:
-    for layer, each in enumerate(package.experts.table.ranges):
+    for layer, groups in enumerate(package.expert_shape.group_counts(pager.group_size)):
         layout = package.experts.place(layer).layout
-        for group, wanted in pager.groups(range(each.count)):
-            bank = pager.acquire(layer, group, wanted)
-            for expert in wanted:
+        for group in range(groups):
+            pager.fill(layer, group, 0)
+            pager.await_(layer, group, 0)
+            bank = pager.use(0)
+            for expert in pager.wanted(layer, group):
                 tensors(layout, pager.record(bank, expert))
-            pager.release(bank)
+            pager.release(0)
 
 
 TARGETS: Final = (

@@ -13,9 +13,11 @@ import click
 from estream_loader import Integrity, open_package
 from estream_loader.console import FILE, SIZE_HELP, size
 from estream_loader.keys import read_signature
+from estream_loader.pager import LANES
 from estream_loader.policy_options import policy_of, policy_options
 from estream_runtime.backends import BACKENDS
-from estream_runtime.session import Session
+from estream_runtime.programs import POLICIES
+from estream_runtime.session import MAX_LANES, Session
 
 
 class FiniteRange(click.FloatRange):
@@ -42,6 +44,19 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True, help="What computes."
     )
+    @click.option(
+        "--policy",
+        type=click.Choice(list(POLICIES)),
+        help="When experts are read: before it is known which are needed, after that, or one group at a time."
+        "  [default: as the package says, else pre-routing]",
+    )
+    @click.option(
+        "--lanes",
+        type=click.IntRange(1, MAX_LANES),
+        default=LANES,
+        show_default=True,
+        help="Reads outstanding at a time.",
+    )
     @click.option("--threads", type=click.IntRange(1, 256), help="Threads for computing.  [default: all processors]")
     @click.option(
         "--integrity",
@@ -55,6 +70,8 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         package: Path,
         arena: int | None,
         backend: str,
+        policy: str | None,
+        lanes: int,
         threads: int | None,
         integrity: Integrity | None,
         keys: tuple[str, ...],
@@ -64,10 +81,10 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if signatures and not keys:
             raise click.UsageError("--signature needs --key", click.get_current_context())
-        policy = policy_of(keys, minimum_counter, tuple(read_signature(path) for path in signatures))
+        trusted = policy_of(keys, minimum_counter, tuple(read_signature(path) for path in signatures))
         with (
-            open_package(package, integrity=integrity, policy=policy) as opened,
-            Session(opened, backend, arena, threads=threads) as session,
+            open_package(package, integrity=integrity, policy=trusted) as opened,
+            Session(opened, backend, arena, threads=threads, lanes=lanes, policy=policy) as session,
         ):
             verb(session, **rest)
 

@@ -6,8 +6,9 @@ from itertools import product
 
 import pytest
 
-from estream_loader.arena import Arena, BankState
+from estream_loader.arena import Arena
 from estream_spec.errors import LinkError
+from estream_spec.schedule import BankState
 
 ROUND = [BankState.FILLING, BankState.READY, BankState.IN_USE, BankState.AVAILABLE]
 WAYS = {
@@ -16,7 +17,12 @@ WAYS = {
     BankState.READY: ROUND[:2],
     BankState.IN_USE: ROUND[:3],
 }
-ALLOWED = {*zip([BankState.AVAILABLE, *ROUND[:3]], ROUND, strict=True), (BankState.FILLING, BankState.AVAILABLE)}
+ALLOWED = {
+    *zip([BankState.AVAILABLE, *ROUND[:3]], ROUND, strict=True),
+    (BankState.FILLING, BankState.AVAILABLE),
+    (BankState.READY, BankState.AVAILABLE),
+    (BankState.IN_USE, BankState.READY),
+}
 
 
 @pytest.mark.parametrize(("start", "end"), list(product(BankState, BankState)))

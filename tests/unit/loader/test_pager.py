@@ -1,9 +1,11 @@
-"""Paging: whatever the arena, whoever asked before, and whatever failed, a bank holds the bytes of the file."""
+"""Paging: whatever the program, whoever asked before, and whatever failed, a bank holds the bytes of the file."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,17 +14,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from estream_loader import Package, open_package
-from estream_loader.arena import BankState
 from estream_loader.pager import Pager
 from estream_spec.constants import SectionType
 from estream_spec.errors import IntegrityError, LinkError
+from estream_spec.schedule import BankState, ExpertShape, Opcode, Phase, Policy, Program
+from estream_spec.schedule_compiler import compile_program
 from fixtures.packages import MODEL, PAGE_SHIFT, Draft
-from fixtures.sources import CountingSource, FaultySource, fails_at
+from fixtures.sources import CountingSource, FaultySource, GatedSource, fails_at
 
 RECORD = 1 << PAGE_SHIFT
 EXPERTS = 7
 MODEL_OF_SEVEN = replace(MODEL, expert_blocks=(replace(MODEL.expert_blocks[0], experts=EXPERTS),))
 PACKAGE = Draft(model=MODEL_OF_SEVEN).seal()
+SHAPE = ExpertShape(counts=(EXPERTS, EXPERTS), record_lengths=(RECORD, RECORD))
 
 
 def stored() -> dict[tuple[int, int], bytes]:
@@ -39,63 +43,153 @@ def stored() -> dict[tuple[int, int], bytes]:
 STORED = stored()
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Whatever a test does, its threads end with it."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before
+
+
 def poison(pager: Pager) -> None:
     """Fill every bank with NaN: what was not read afterwards shows."""
     for bank in pager.arena.banks:
         np.frombuffer(bank.memory, np.float32)[:] = np.nan
 
 
-def use(pager: Pager, layer: int, experts: list[int]) -> None:
-    """Page some experts of a layer in and compare each with the file."""
-    for group, wanted in pager.groups(experts):
-        bank = pager.acquire(layer, group, wanted)
+def use(pager: Pager, layer: int, experts: Sequence[int]) -> None:
+    """Page some experts of a layer in, each group into the bank of its number, and compare each with the file."""
+    pager.begin()
+    pager.route(layer, experts)
+    for group in sorted({expert // pager.group_size for expert in experts}):
+        number = bank_of(pager, layer, group)
+        pager.fill(layer, group, number)
+        pager.await_(layer, group, number)
+        bank = pager.use(number)
         assert bank.state is BankState.IN_USE
-        for expert in wanted:
+        for expert in pager.wanted(layer, group):
             assert pager.record(bank, expert) == STORED[layer, expert]
-        pager.release(bank)
+        pager.release(number)
 
 
+def bank_of(pager: Pager, layer: int, group: int) -> int:
+    return (layer * -(-EXPERTS // pager.group_size) + group) % len(pager.arena.banks)
+
+
+def carry_out(pager: Pager, program: Program, routing: Sequence[set[int]]) -> None:
+    """What a program does with the banks, each expert with tokens compared with the file."""
+    resident = program.policy == Policy.RESIDENT and program.phase == Phase.PREFILL
+    pager.begin(resident=resident)
+    compared = set()
+    for opcode, layer, group, number in program.instructions:
+        match opcode:
+            case Opcode.ROUTE:
+                pager.route(layer, sorted(routing[layer]))
+            case Opcode.FILL:
+                pager.fill(layer, group, number)
+            case Opcode.AWAIT:
+                pager.await_(layer, group, number)
+            case Opcode.EXPERTS:
+                bank = pager.use(number)
+                for expert in pager.wanted(layer, group):
+                    assert pager.record(bank, expert) == STORED[layer, expert]
+                    compared.add((layer, expert))
+            case Opcode.RELEASE:
+                pager.release(number, keep=resident)
+    if program.phase == Phase.PREFILL:
+        assert compared == {(layer, expert) for layer in range(2) for expert in routing[layer]}
+    states = {bank.state for bank in pager.arena.banks}
+    assert states == {BankState.READY if program.policy == Policy.RESIDENT else BankState.AVAILABLE}
+
+
+BANKS, GROUP_SIZES, LANES = st.integers(1, 14), st.integers(1, EXPERTS), st.integers(1, 3)
+SOME = st.sets(st.integers(0, EXPERTS - 1), min_size=1)
 Step = tuple[int, set[int]]
-STEPS = st.lists(st.tuples(st.integers(0, 1), st.sets(st.integers(0, EXPERTS - 1), min_size=1)), max_size=12)
+STEPS = st.lists(st.tuples(st.integers(0, 1), SOME), max_size=12)
 
 
-@given(records=st.integers(1, 20), group_size=st.integers(1, 9), steps=STEPS)
-@settings(max_examples=150, deadline=None)
-def test_banks_hold_what_the_file_holds(records: int, group_size: int, steps: list[Step]) -> None:
-    with open_package(PACKAGE) as package:
-        pager = Pager(package, arena_bytes=records * RECORD, group_size=group_size)
-        assert pager.arena.length <= records * RECORD
+@given(banks=BANKS, group_size=GROUP_SIZES, lanes=LANES, steps=STEPS)
+@settings(max_examples=100, deadline=None)
+def test_banks_hold_what_the_file_holds(banks: int, group_size: int, lanes: int, steps: list[Step]) -> None:
+    with (
+        open_package(PACKAGE) as package,
+        Pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
+    ):
+        assert pager.arena.length == banks * group_size * RECORD
         poison(pager)
         for layer, experts in steps:
             use(pager, layer, sorted(experts))
 
 
-@given(records=st.integers(1, 20), group_size=st.integers(1, 9), steps=STEPS)
+@given(
+    depth=st.integers(0, 14),
+    group_size=GROUP_SIZES,
+    lanes=LANES,
+    runs=st.lists(st.tuples(st.sampled_from([*Policy][:3]), SOME, SOME), max_size=4),
+)
 @settings(max_examples=100, deadline=None)
-def test_reads_are_those_of_a_simple_model(records: int, group_size: int, steps: list[Step]) -> None:
+def test_programs_find_what_the_file_holds(
+    depth: int, group_size: int, lanes: int, runs: list[tuple[Policy, set[int], set[int]]]
+) -> None:
+    """Programs of different policies one after the other, whatever is routed where."""
+    banks = min(depth + 1, sum(SHAPE.group_counts(group_size)))
+    with (
+        open_package(PACKAGE) as package,
+        Pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
+    ):
+        poison(pager)
+        for policy, *routing in runs:
+            carry_out(pager, compiled(group_size, depth, policy), routing)
+
+
+def compiled(group_size: int, depth: int, policy: Policy, phase: Phase = Phase.PREFILL) -> Program:
+    return compile_program(
+        SHAPE, arena_bytes=1 << 30, group_size=group_size, prefetch_depth=depth, policy=policy, phase=phase
+    )
+
+
+@given(group_size=GROUP_SIZES, lanes=LANES, runs=st.lists(st.tuples(SOME, SOME), max_size=3))
+@settings(max_examples=50, deadline=None)
+def test_resident_programs_read_once(group_size: int, lanes: int, runs: list[tuple[set[int], set[int]]]) -> None:
+    banks = sum(SHAPE.group_counts(group_size))
+    load, prefill = (compiled(group_size, banks - 1, Policy.RESIDENT, phase) for phase in (Phase.LOAD, Phase.PREFILL))
+    with (
+        open_package(PACKAGE) as package,
+        Pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
+    ):
+        poison(pager)
+        assert not pager.full
+        carry_out(pager, load, [])
+        for routing in runs:
+            carry_out(pager, prefill, routing)
+        assert pager.stats.bytes_read == 2 * EXPERTS * RECORD
+        pager.settle()
+        carry_out(pager, load, [])
+        assert pager.stats.bytes_read == 2 * EXPERTS * RECORD
+
+
+@given(banks=BANKS, group_size=GROUP_SIZES, steps=STEPS)
+@settings(max_examples=100, deadline=None)
+def test_reads_are_those_of_a_simple_model(banks: int, group_size: int, steps: list[Step]) -> None:
     """A dict from bank to group and experts predicts which records are read, and which are not read again."""
-    source = CountingSource(PACKAGE)
-    with open_package(source) as package:
-        pager = Pager(package, arena_bytes=records * RECORD, group_size=group_size)
-        per_layer = -(-EXPERTS // pager.group_size)
+    with open_package(PACKAGE) as package, Pager(package, bank_count=banks, group_size=group_size) as pager:
         model: dict[int, tuple[tuple[int, int], set[int]]] = {}
         expected = 0
         for layer, experts in steps:
-            source.reads.clear()
-            for group, wanted in pager.groups(sorted(experts)):
-                slot = (layer * per_layer + group) % len(pager.arena.banks)
-                if slot not in model or model[slot][0] != (layer, group):
-                    model[slot] = (layer, group), set()
-                expected += len(set(wanted) - model[slot][1])
-                model[slot][1].update(wanted)
-                pager.release(pager.acquire(layer, group, wanted))
+            for group in sorted({expert // group_size for expert in experts}):
+                number = bank_of(pager, layer, group)
+                if number not in model or model[number][0] != (layer, group):
+                    model[number] = (layer, group), set()
+                wanted = {expert for expert in experts if expert // group_size == group}
+                expected += len(wanted - model[number][1])
+                model[number][1].update(wanted)
+            use(pager, layer, sorted(experts))
             assert pager.stats.bytes_read == expected * RECORD
         assert pager.stats.reads <= expected
 
 
 def test_everything_resident_is_read_once() -> None:
-    with open_package(PACKAGE) as package:
-        pager = Pager(package, arena_bytes=2 * EXPERTS * RECORD, group_size=1)
+    with open_package(PACKAGE) as package, Pager(package, bank_count=2 * EXPERTS, group_size=1) as pager:
         for _ in range(3):
             for layer in range(2):
                 use(pager, layer, list(range(EXPERTS)))
@@ -104,52 +198,142 @@ def test_everything_resident_is_read_once() -> None:
 
 def test_adjacent_experts_come_in_one_read() -> None:
     source = CountingSource(PACKAGE)
-    with open_package(source) as package:
-        pager = Pager(package, arena_bytes=EXPERTS * RECORD, group_size=EXPERTS)
+    with open_package(source) as package, Pager(package, bank_count=1, group_size=EXPERTS, lanes=1) as pager:
         first = package.experts.place(0, 0).offset
         source.reads.clear()
         use(pager, 0, [0, 1, 2, 4, 6])
-    assert source.reads == [(first, 3 * RECORD), (first + 4 * RECORD, RECORD), (first + 6 * RECORD, RECORD)]
-    assert pager.stats.reads == 3
+        assert source.reads == [(first, 3 * RECORD), (first + 4 * RECORD, RECORD), (first + 6 * RECORD, RECORD)]
+        assert pager.stats.reads == 3
 
 
-@pytest.mark.parametrize("arena_bytes", [0, 1, RECORD - 1, -RECORD])
-def test_arena_below_one_record(arena_bytes: int) -> None:
-    with open_package(PACKAGE) as package, pytest.raises(LinkError) as caught:
-        Pager(package, arena_bytes=arena_bytes, group_size=1)
-    assert caught.value.hint == f"the smallest arena for this package is {RECORD} bytes"
+def test_before_routing_a_group_is_read_whole_and_afterwards_only_what_is_wanted() -> None:
+    with open_package(PACKAGE) as package, Pager(package, bank_count=2, group_size=4) as pager:
+        pager.fill(0, 0, 0)
+        pager.await_(0, 0, 0)
+        assert pager.arena.banks[0].loaded == {0, 1, 2, 3}
+        pager.route(0, [2, 5])
+        pager.fill(0, 1, 1)
+        pager.await_(0, 1, 1)
+        assert pager.arena.banks[1].loaded == {5}
+        assert (pager.wanted(0, 0), pager.wanted(0, 1), pager.wanted(1, 1)) == ([2], [5], range(4, 7))
 
 
-@pytest.mark.parametrize(
-    ("records", "group_size", "expected"),
-    [(1, 4, (1, 1)), (3, 4, (3, 1)), (8, 4, (4, 2)), (9, 4, (4, 2)), (99, 4, (4, 4)), (99, 99, (7, 2)), (5, 1, (1, 5))],
-)
-def test_what_an_arena_is_divided_into(records: int, group_size: int, expected: tuple[int, int]) -> None:
+@contextmanager
+def gated(gate: GatedSource) -> Iterator[Package]:
+    """The package, of which everything but experts is read already, and experts only through the gate."""
     with open_package(PACKAGE) as package:
-        pager = Pager(package, arena_bytes=records * RECORD, group_size=group_size)
-    assert (pager.group_size, len(pager.arena.banks)) == expected
+        assert package.experts.table.ranges
+        package.source = gate
+        yield package
+
+
+class TestSkipping:
+    """One lane waits at a gate with expert 0, so that nothing behind it has begun."""
+
+    def test_reads_that_have_not_begun_are_dropped_for_groups_without_tokens(self) -> None:
+        gate = GatedSource(PACKAGE)
+        with gated(gate) as package:
+            starts = [package.experts.place(0, expert).offset for expert in range(4)]
+            with Pager(package, bank_count=4, group_size=1, lanes=1) as pager:
+                for group in range(4):
+                    pager.fill(0, group, group)
+                assert gate.arrived(1) == {starts[0]}
+                pager.route(0, [2])
+                states = [bank.state.value for bank in pager.arena.banks]
+                assert states == ["filling", "available", "filling", "available"]
+                gate.let_all()
+                for group in range(4):
+                    pager.await_(0, group, group)
+                states = [bank.state.value for bank in pager.arena.banks]
+                assert states == ["available", "available", "ready", "available"]
+                assert pager.record(pager.use(2), 2) == STORED[0, 2]
+                assert [pager.use(group).state.value for group in (0, 1, 3)] == ["available"] * 3
+                for group in range(4):
+                    pager.release(group)
+                assert pager.stats.reads == 2
+            assert [offset for offset, _ in gate.reads] == [starts[0], starts[2]]
+
+    def test_groups_of_other_layers_are_not(self) -> None:
+        gate = GatedSource(PACKAGE)
+        with gated(gate) as package, Pager(package, bank_count=2, group_size=1, lanes=1) as pager:
+            pager.fill(0, 0, 0)
+            pager.fill(1, 5, 1)
+            gate.arrived(1)
+            pager.route(0, [0])
+            gate.let_all()
+            pager.await_(1, 5, 1)
+            assert pager.record(pager.use(1), 5) == STORED[1, 5]
+            pager.await_(0, 0, 0)
+
+    def test_an_idle_group_whose_read_has_begun_may_fail(self) -> None:
+        with open_package(damaged()) as package, Pager(package, bank_count=1, group_size=2) as pager:
+            pager.fill(1, 1, 0)
+            pager.route(1, [4])
+            pager.await_(1, 1, 0)
+            assert pager.arena.banks[0].state is BankState.AVAILABLE
+            pager.fill(1, 2, 0)
+            pager.await_(1, 2, 0)
+            assert pager.record(pager.use(0), 4) == STORED[1, 4]
+
+    def test_a_group_that_was_awaited_before_routing_left_it_idle(self) -> None:
+        with open_package(PACKAGE) as package, Pager(package, bank_count=1, group_size=2) as pager:
+            pager.fill(0, 0, 0)
+            pager.await_(0, 0, 0)
+            pager.route(0, [3])
+            pager.use(0)
+            pager.release(0)
+            assert pager.arena.banks[0].state is BankState.AVAILABLE
 
 
 def test_bank_in_use_is_not_taken() -> None:
-    with open_package(PACKAGE) as package:
-        pager = Pager(package, arena_bytes=RECORD, group_size=1)
-        bank = pager.acquire(0, 0, [0])
+    with open_package(PACKAGE) as package, Pager(package, bank_count=1, group_size=1) as pager:
+        pager.fill(0, 0, 0)
         with pytest.raises(AssertionError):
-            pager.acquire(0, 1, [1])
+            pager.fill(0, 1, 0)
+        pager.await_(0, 0, 0)
+        with pytest.raises(AssertionError):
+            pager.fill(0, 1, 0)
+        bank = pager.use(0)
+        with pytest.raises(AssertionError):
+            pager.fill(0, 1, 0)
         assert pager.record(bank, 0) == STORED[0, 0]
-        pager.release(bank)
+        pager.release(0)
         use(pager, 0, [1])
 
 
+def test_what_was_not_awaited_is_not_given_out() -> None:
+    with open_package(PACKAGE) as package, Pager(package, bank_count=1, group_size=2) as pager:
+        pager.route(0, [0])
+        pager.fill(0, 0, 0)
+        with pytest.raises(AssertionError):
+            pager.record(pager.use(0), 0)
+        pager.await_(0, 0, 0)
+        with pytest.raises(AssertionError):
+            pager.record(pager.use(0), 1)
+
+
 def test_epoch_tells_when_a_bank_takes_another_group() -> None:
-    with open_package(PACKAGE) as package:
-        pager = Pager(package, arena_bytes=RECORD, group_size=1)
+    with open_package(PACKAGE) as package, Pager(package, bank_count=1, group_size=1) as pager:
         epochs = []
         for layer, expert in [(0, 0), (0, 0), (0, 1), (1, 1), (0, 0)]:
-            bank = pager.acquire(layer, expert, [expert])
-            epochs.append(bank.epoch)
-            pager.release(bank)
+            use(pager, layer, [expert])
+            epochs.append(pager.arena.banks[0].epoch)
     assert epochs == [1, 1, 2, 3, 4]
+
+
+def test_closing_with_reads_under_way() -> None:
+    gate = GatedSource(PACKAGE)
+    with gated(gate) as package:
+        pager = Pager(package, bank_count=2, group_size=1, lanes=1)
+        pager.fill(0, 0, 0)
+        pager.fill(0, 1, 1)
+        gate.arrived(1)
+        gate.let_all()
+        pager.close()
+        pager.close()
+        pager.settle()
+        with pytest.raises(LinkError, match="the reader is closed"):
+            pager.fill(1, 0, 0)
 
 
 def damaged() -> bytes:
@@ -160,31 +344,50 @@ def damaged() -> bytes:
 
 
 class TestFaults:
-    @pytest.fixture(params=[1, 4, 14], ids="{} records".format)
-    def arena_bytes(self, request: pytest.FixtureRequest) -> int:
-        return int(request.param) * RECORD
+    @pytest.fixture(params=[(1, 1), (1, 4), (4, 4)], ids="{0[0]} banks of {0[1]}".format)
+    def sizes(self, request: pytest.FixtureRequest) -> tuple[int, int]:
+        found: tuple[int, int] = request.param
+        return found
 
-    def test_damaged_record_is_not_published(self, arena_bytes: int) -> None:
-        with open_package(damaged()) as package:
-            pager = Pager(package, arena_bytes=arena_bytes, group_size=4)
+    def test_damaged_record_is_not_published(self, sizes: tuple[int, int]) -> None:
+        banks, group_size = sizes
+        with open_package(damaged()) as package, Pager(package, bank_count=banks, group_size=group_size) as pager:
             use(pager, 0, list(range(EXPERTS)))
-            group = 3 // pager.group_size
+            group = 3 // group_size
             for _ in range(2):
                 with pytest.raises(IntegrityError, match="record has checksum") as caught:
-                    pager.acquire(1, group, [3])
+                    use(pager, 1, [3])
                 assert (caught.value.rule, caught.value.path) == ("EMOE-REC-001", "experts[1][3]")
+                pager.settle()
                 assert all(bank.state is BankState.AVAILABLE for bank in pager.arena.banks)
                 assert not any(bank.group == (1, group) and 3 in bank.loaded for bank in pager.arena.banks)
             use(pager, 1, [0, 1, 2, 4, 5, 6])
             use(pager, 0, list(range(EXPERTS)))
 
-    def test_policy_open_does_not_look(self) -> None:
-        with open_package(damaged(), integrity="open") as package:
-            pager = Pager(package, arena_bytes=RECORD, group_size=1)
-            bank = pager.acquire(1, 3, [3])
-            assert pager.record(bank, 3) != STORED[1, 3]
+    def test_read_before_routing_it_harms_only_who_wants_it(self) -> None:
+        with open_package(damaged()) as package, Pager(package, bank_count=2, group_size=4) as pager:
+            pager.fill(1, 0, 0)
+            pager.route(1, [0, 2])
+            pager.await_(1, 0, 0)
+            assert [pager.record(pager.use(0), expert) for expert in (0, 2)] == [STORED[1, 0], STORED[1, 2]]
+            assert 3 not in pager.arena.banks[0].loaded
+            pager.begin()
+            pager.fill(1, 0, 0)
+            pager.route(1, [2, 3])
+            with pytest.raises(IntegrityError, match="record has checksum"):
+                pager.await_(1, 0, 0)
 
-    def test_device_that_fails_once(self, arena_bytes: int) -> None:
+    def test_policy_open_does_not_look(self) -> None:
+        with (
+            open_package(damaged(), integrity="open") as package,
+            Pager(package, bank_count=1, group_size=1) as pager,
+        ):
+            pager.fill(1, 3, 0)
+            pager.await_(1, 3, 0)
+            assert pager.record(pager.use(0), 3) != STORED[1, 3]
+
+    def test_device_that_fails_once(self, sizes: tuple[int, int]) -> None:
+        banks, group_size = sizes
         broken = True
 
         def fault(call: int, offset: int, length: int) -> int | None:
@@ -192,11 +395,13 @@ class TestFaults:
 
         with open_package(PACKAGE) as package:
             place = package.experts.place(0, 2)
-        with open_package(FaultySource(PACKAGE, fault)) as package:
-            pager = Pager(package, arena_bytes=arena_bytes, group_size=4)
+        with (
+            open_package(FaultySource(PACKAGE, fault)) as package,
+            Pager(package, bank_count=banks, group_size=group_size) as pager,
+        ):
             poison(pager)
             with pytest.raises(LinkError, match="Input/output error"):
-                pager.acquire(0, 2 // pager.group_size, [2])
+                use(pager, 0, [2])
             broken = False
             use(pager, 0, list(range(EXPERTS)))
 
@@ -208,20 +413,26 @@ class TestFaults:
                 raise kind
             return None
 
-        with open_package(FaultySource(PACKAGE, fault)) as package:
-            pager = Pager(package, arena_bytes=RECORD, group_size=1)
+        with (
+            open_package(FaultySource(PACKAGE, fault)) as package,
+            Pager(package, bank_count=1, group_size=1) as pager,
+        ):
             with pytest.raises(KeyboardInterrupt):
-                pager.acquire(0, 0, [0])
+                use(pager, 0, [0])
             use(pager, 0, [0])
 
-    def test_short_and_interrupted_reads(self, arena_bytes: int) -> None:
+    def test_short_and_interrupted_reads(self, sizes: tuple[int, int]) -> None:
+        banks, group_size = sizes
+
         def fault(call: int, offset: int, length: int) -> int:
             if call % 3 == 0:
                 raise InterruptedError(errno.EINTR, "Interrupted system call")
             return 1000
 
-        with open_package(FaultySource(PACKAGE, fault)) as package:
-            pager = Pager(package, arena_bytes=arena_bytes, group_size=4)
+        with (
+            open_package(FaultySource(PACKAGE, fault)) as package,
+            Pager(package, bank_count=banks, group_size=group_size) as pager,
+        ):
             poison(pager)
             for layer in range(2):
                 use(pager, layer, list(range(EXPERTS)))
@@ -239,20 +450,22 @@ def test_layers_of_different_sizes() -> None:
     with open_package(data) as package:
         lengths = [each.record_length for each in package.experts.table.ranges]
         assert lengths[0] < lengths[1]
-        for pager in pagers(package, lengths[1]):
-            for layer in (0, 1, 0, 1):
-                for group, wanted in pager.groups(range(package.experts.table.ranges[layer].count)):
-                    bank = pager.acquire(layer, group, wanted)
-                    for expert in wanted:
-                        place = package.experts.place(layer, expert)
-                        assert pager.record(bank, expert) == data[place.offset : place.offset + place.length]
-                    pager.release(bank)
-
-
-def pagers(package: Package, record: int) -> Iterator[Pager]:
-    for records in (1, 2, 3, 5, 8, 16):
         for group_size in (1, 2, 3, 8):
-            yield Pager(package, arena_bytes=records * record, group_size=group_size)
+            with Pager(package, bank_count=2, group_size=group_size) as pager:
+                assert pager.arena.length == 2 * group_size * lengths[1]
+                for layer in (0, 1, 0, 1):
+                    compare_layer(package, pager, layer, data)
+
+
+def compare_layer(package: Package, pager: Pager, layer: int, data: bytes) -> None:
+    for group in range(package.expert_shape.group_counts(pager.group_size)[layer]):
+        pager.fill(layer, group, group % 2)
+        pager.await_(layer, group, group % 2)
+        bank = pager.use(group % 2)
+        for expert in pager.wanted(layer, group):
+            place = package.experts.place(layer, expert)
+            assert pager.record(bank, expert) == data[place.offset : place.offset + place.length]
+        pager.release(group % 2)
 
 
 def with_graphs_of_two_classes(draft: Draft) -> bytes:

@@ -4,6 +4,7 @@ import errno
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from estream_runtime import Session
 from estream_runtime.backends import BACKENDS
 from estream_runtime.backends.portable import PortableBackend
 from estream_runtime.evaluation import compare
+from estream_runtime.programs import POLICIES
 from estream_spec.errors import EmoeError, IntegrityError, LinkError, TrapError
 from fixtures.olmoe import CONTEXT_LENGTH, EXPERTS, LAYERS, VOCABULARY, VariantName, token_ids, write_checkpoint
 from fixtures.packed import UNQUANTISED, PackageFactory
@@ -53,6 +55,19 @@ def test_results_do_not_depend_on_arena_or_groups_or_policy(options: BuildOption
     path = packed("base", options)
     slot = record_length(path)
     expected = logits_of(path, PROMPT, arena_bytes=slot * EXPERTS * LAYERS, group_size=EXPERTS)
+    ways = product(POLICIES, [1, 3], [(1, 0), (1, 4), (5, 0), (5, 1), (5, 3), (1, 23)])
+    for reading, lanes, (group_size, depth) in ways:
+        arena_bytes = slot * group_size * (depth + 1)
+        found = logits_of(
+            path,
+            PROMPT,
+            arena_bytes=arena_bytes,
+            group_size=group_size,
+            prefetch_depth=depth,
+            lanes=lanes,
+            policy=reading,
+        )
+        assert np.array_equal(found, expected), (reading, lanes, group_size, depth)
     for slots in [1, 2, 3, 5, 7, 11, EXPERTS, EXPERTS + 1, 2 * EXPERTS - 1]:
         for group_size in (1, 2, 5, EXPERTS):
             found = logits_of(path, PROMPT, arena_bytes=slot * slots, group_size=group_size)
@@ -198,6 +213,10 @@ def test_an_arena_need_not_be_a_whole_number_of_experts(packed: PackageFactory) 
         ({"threads": 9999}, "threads is 9999, expected 1 to 256"),
         ({"group_size": 0}, "group_size is 0, expected at least 1"),
         ({"group_size": 1.5}, "group_size is 1.5, expected at least 1"),
+        ({"lanes": 0}, "lanes is 0, expected 1 to 64"),
+        ({"lanes": 65}, "lanes is 65, expected 1 to 64"),
+        ({"prefetch_depth": -1}, "prefetch_depth is -1, expected at least 0"),
+        ({"policy": "resident"}, "unknown policy 'resident', expected one of: pre-routing, post-routing, on-demand"),
         ({"threads": "2"}, "threads is '2', expected 1 to 256"),
         ({"arena_bytes": "8M"}, "arena_bytes is '8M', expected a number of bytes"),
     ],
@@ -332,12 +351,17 @@ def test_stats_tell_what_was_read(packed: PackageFactory) -> None:
         assert 0 < stats.bubble < 1
         assert stats.ttft_s == stats.total_s > stats.compute_busy_s > 0
         assert stats.io_busy_s > 0
+        assert (stats.policy, stats.lanes, stats.reading_mode.split(",")[0]) == ("pre-routing", 2, "direct")
         assert stats.decode_tokens_per_s is None
     with open_package(path) as package, Session(package, arena_bytes=1 << 30) as session:
         assert session.prefill(PROMPT).stats.bytes_read == slot * sum(map(len, routes))
         resident = session.prefill(PROMPT).stats
         assert resident.bytes_read == resident.reads == resident.io_busy_s == 0
         assert resident.peak_arena_bytes == slot * EXPERTS * LAYERS
+    with open_package(path.read_bytes()) as package, Session(package, policy="on-demand", lanes=3) as session:
+        stats = session.prefill(PROMPT).stats
+        assert (stats.policy, stats.lanes) == ("on-demand", 3)
+        assert stats.reading_mode == "buffered: the package is not read from a file"
 
 
 def test_the_package_says_which_arena_it_wants(session: Session) -> None:

@@ -1,0 +1,142 @@
+"""Which programs a session runs: the package's own for the sizes asked for, or some made for them on the spot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from estream_loader.package import Package
+from estream_spec.errors import LinkError
+from estream_spec.limits import MAX_EXPERTS
+from estream_spec.manifest import DeviceConfiguration
+from estream_spec.model import ModelDescription
+from estream_spec.schedule import POLICY_NAMES, ExpertShape, Phase, Policy, Program
+from estream_spec.schedule_compiler import compile_program
+from estream_spec.schedule_verifier import verify_program
+
+POLICIES: Final = {POLICY_NAMES[each]: each for each in (Policy.PRE_ROUTING, Policy.POST_ROUTING, Policy.ON_DEMAND)}
+"""Policies a session may be asked for, by name."""
+_FEW: Final = 2
+"""Tokens an expert gets on average. With fewer, many get none, and reading before that is known reads in vain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What a session was asked for; None where nothing was said.
+
+    Attributes:
+        arena_bytes: memory for experts.
+        group_size: experts read together.
+        prefetch_depth: groups read ahead.
+    """
+
+    arena_bytes: int | None = None
+    group_size: int | None = None
+    prefetch_depth: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """The proven programs of one session, all for the same banks.
+
+    Attributes:
+        many: for batches in which nearly every expert has tokens.
+        few: for smaller ones, such as a single token.
+        load: what must run once before the others, if they are resident.
+    """
+
+    many: Program
+    few: Program
+    load: Program | None
+
+    def of_rows(self, rows: int, model: ModelDescription) -> Program:
+        """The program for a batch of so many token rows."""
+        return self.many if rows * _least_share(model) >= _FEW else self.few
+
+
+def choose_programs(package: Package, asked: Sizes, policy: Policy | None) -> Programs:
+    """Find or make the programs for a session and prove them.
+
+    Args:
+        package: the package.
+        asked: sizes; what is left open is as in the package's first device configuration, or as the arena allows.
+        policy: when experts are read; None takes the package's program for these sizes, or else reads before routing.
+
+    Raises:
+        LinkError: the arena is smaller than one record, or has too many groups.
+        FormatError: a program of the package is at fault.
+    """
+    shape, configuration = package.expert_shape, package.device_configurations[0]
+    wished = _filled_in(asked, configuration)
+    many = package.program(wished, Phase.PREFILL)
+    if many is None or (policy is not None and many.policy != policy):
+        sizes = _divide(shape, asked, configuration)
+        many = _compile(shape, sizes, policy or Policy.PRE_ROUTING)
+    few, load = many, None
+    if many.policy == Policy.PRE_ROUTING:
+        few = _compile(shape, many, Policy.POST_ROUTING)
+    elif many.policy == Policy.RESIDENT:
+        load = package.program(wished, Phase.LOAD) or _compile(shape, many, Policy.RESIDENT, Phase.LOAD)
+    for program in (many, few, load):
+        if program is not None:
+            verify_program(program, shape)
+    return Programs(many=many, few=few, load=load)
+
+
+def _filled_in(asked: Sizes, configuration: DeviceConfiguration) -> DeviceConfiguration:
+    """The configuration, changed to what was asked for."""
+    arena, group_size, depth = asked.arena_bytes, asked.group_size, asked.prefetch_depth
+    return DeviceConfiguration(
+        name="session",
+        arena_bytes=configuration.arena_bytes if arena is None else arena,
+        group_size=configuration.group_size if group_size is None else group_size,
+        prefetch_depth=configuration.prefetch_depth if depth is None else depth,
+    )
+
+
+def _divide(shape: ExpertShape, asked: Sizes, configuration: DeviceConfiguration) -> DeviceConfiguration:
+    """Banks that fit the arena.
+
+    What was left open is as in the package's configuration if that is for the same arena. Another arena is filled with
+    banks, at least two of them where it holds more than one record, since nothing is read into the only bank while it
+    computes.
+    """
+    wished = _filled_in(asked, configuration)
+    slots = wished.arena_bytes // max(shape.record_lengths)
+    if slots < 1:
+        message = f"an arena of {wished.arena_bytes} bytes holds no expert record"
+        hint = f"the smallest arena for this package is {max(shape.record_lengths)} bytes"
+        raise LinkError(message, hint=hint)
+    group_size, depth = wished.group_size, wished.prefetch_depth
+    other_arena = wished.arena_bytes != configuration.arena_bytes
+    if asked.group_size is None and other_arena and depth > 0:
+        group_size = min(group_size, max(slots // 2, 1))
+    if asked.prefetch_depth is None and (asked.group_size is not None or other_arena):
+        depth = MAX_EXPERTS
+    group_size = min(group_size, slots, max(shape.counts))
+    banks = min(slots // group_size, depth + 1, MAX_EXPERTS + 1, sum(shape.group_counts(group_size)))
+    return DeviceConfiguration(
+        name="session",
+        arena_bytes=banks * shape.bank_bytes(group_size),
+        group_size=group_size,
+        prefetch_depth=banks - 1,
+    )
+
+
+def _compile(
+    shape: ExpertShape, sizes: DeviceConfiguration | Program, policy: Policy, phase: Phase = Phase.PREFILL
+) -> Program:
+    return compile_program(
+        shape,
+        arena_bytes=sizes.arena_bytes,
+        group_size=sizes.group_size,
+        prefetch_depth=sizes.prefetch_depth,
+        policy=policy,
+        phase=phase,
+    )
+
+
+def _least_share(model: ModelDescription) -> float:
+    """The least share of a layer's experts that a token picks, over all layers."""
+    blocks = (model.expert_block(layer) for layer in range(len(model.layers)))
+    return min(block.router.top_k / block.experts for block in blocks)

@@ -1,0 +1,161 @@
+"""Which programs a session runs, in banks of which sizes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from estream_loader import Package, open_package
+from estream_packer.editing import Changes, NewSection, edit_package
+from estream_runtime import Session
+from estream_runtime.programs import Programs, Sizes, choose_programs
+from estream_spec.constants import SectionType
+from estream_spec.errors import InvalidError, LinkError
+from estream_spec.manifest import DeviceConfiguration
+from estream_spec.messagepack import encode
+from estream_spec.schedule import Opcode, Phase, Policy, Program
+from estream_spec.schedule_compiler import compile_program
+from fixtures.olmoe import EXPERTS, LAYERS, token_ids
+from fixtures.packed import PackageFactory
+
+RECORD = 16384
+PROMPT = token_ids("programs", 33)
+TUNED = DeviceConfiguration(name="tuned", arena_bytes=12 * RECORD, group_size=3, prefetch_depth=2)
+ALL = DeviceConfiguration(name="all", arena_bytes=24 * RECORD, group_size=1, prefetch_depth=23)
+
+
+def compiled(package: Package, choice: DeviceConfiguration, policy: Policy, phase: Phase = Phase.PREFILL) -> Program:
+    return compile_program(
+        package.expert_shape,
+        arena_bytes=choice.arena_bytes,
+        group_size=choice.group_size,
+        prefetch_depth=choice.prefetch_depth,
+        policy=policy,
+        phase=phase,
+    )
+
+
+def configured(path: Path, folder: Path, choice: DeviceConfiguration, *programs: Program) -> Path:
+    """A copy of a package that has a device configuration as its first, and programs."""
+
+    def add(package: Package) -> Changes:
+        sections = [NewSection(type=SectionType.DEVICE_CONFIGURATION, id=7, data=encode(choice))]
+        numbered = enumerate(programs, 100)
+        sections += [NewSection(type=SectionType.SCHEDULE, id=number, data=each.encode()) for number, each in numbered]
+        return Changes(add=sections)
+
+    copy = folder / "configured.emoe"
+    shutil.copy(path, copy)
+    edit_package(copy, add)
+    return copy
+
+
+def test_the_packages_own_program_runs_for_its_sizes(packed: PackageFactory, tmp_path: Path) -> None:
+    with open_package(packed()) as package:
+        own = compiled(package, TUNED, Policy.POST_ROUTING)
+    with open_package(configured(packed(), tmp_path, TUNED, own)) as package:
+        assert choose_programs(package, Sizes(), None) == Programs(many=own, few=own, load=None)
+        asked = Sizes(arena_bytes=TUNED.arena_bytes, group_size=3, prefetch_depth=2)
+        assert choose_programs(package, asked, Policy.POST_ROUTING).many == own
+        other = choose_programs(package, asked, Policy.PRE_ROUTING)
+        assert (other.many.policy, other.few.policy, other.load) == (Policy.PRE_ROUTING, Policy.POST_ROUTING, None)
+        assert choose_programs(package, Sizes(prefetch_depth=1), None).many.policy == Policy.PRE_ROUTING
+        with Session(package) as session:
+            stats = session.prefill(PROMPT).stats
+    assert (stats.policy, stats.peak_arena_bytes) == ("post-routing", 9 * RECORD)
+
+
+@pytest.mark.parametrize(
+    ("asked", "group_size", "banks"),
+    [
+        (Sizes(), 3, 3),
+        (Sizes(prefetch_depth=0), 3, 1),
+        (Sizes(prefetch_depth=9), 3, 4),
+        (Sizes(group_size=2), 2, 6),
+        (Sizes(group_size=2, prefetch_depth=1), 2, 2),
+        (Sizes(group_size=99), 12, 1),
+        (Sizes(arena_bytes=RECORD), 1, 1),
+        (Sizes(arena_bytes=2 * RECORD), 1, 2),
+        (Sizes(arena_bytes=3 * RECORD), 1, 3),
+        (Sizes(arena_bytes=3 * RECORD, prefetch_depth=0), 3, 1),
+        (Sizes(arena_bytes=3 * RECORD, group_size=2), 2, 1),
+        (Sizes(arena_bytes=5 * RECORD + 1), 2, 2),
+        (Sizes(arena_bytes=6 * RECORD), 3, 2),
+        (Sizes(arena_bytes=20 * RECORD), 3, 6),
+        (Sizes(arena_bytes=20 * RECORD, prefetch_depth=3), 3, 4),
+        (Sizes(arena_bytes=1 << 40), 3, 8),
+        (Sizes(arena_bytes=1 << 80, group_size=1 << 80, prefetch_depth=1 << 80), 12, 2),
+    ],
+)
+def test_what_an_arena_is_divided_into(
+    asked: Sizes, group_size: int, banks: int, packed: PackageFactory, tmp_path: Path
+) -> None:
+    with open_package(configured(packed(), tmp_path, TUNED)) as package:
+        found = choose_programs(package, asked, None)
+    for program in (found.many, found.few):
+        assert (program.group_size, program.bank_count) == (group_size, banks)
+        assert program.arena_bytes == group_size * banks * RECORD
+
+
+@pytest.mark.parametrize("arena_bytes", [0, 1, RECORD - 1, -RECORD])
+def test_an_arena_below_one_record(arena_bytes: int, packed: PackageFactory) -> None:
+    with open_package(packed()) as package, pytest.raises(LinkError) as caught:
+        choose_programs(package, Sizes(arena_bytes=arena_bytes), None)
+    assert caught.value.hint == f"the smallest arena for this package is {RECORD} bytes"
+
+
+def test_few_tokens_are_routed_before_anything_is_read(packed: PackageFactory) -> None:
+    with open_package(packed()) as package:
+        found, model = choose_programs(package, Sizes(), None), package.manifest.model
+        assert [found.of_rows(rows, model) is found.many for rows in (1, 7, 8, 9, 512)] == [False] * 2 + [True] * 3
+    assert EXPERTS == 12
+    opcodes = [each.opcode for each in found.few.instructions]
+    assert opcodes.index(Opcode.ROUTE) < opcodes.index(Opcode.FILL)
+    opcodes = [each.opcode for each in found.many.instructions]
+    assert opcodes.index(Opcode.FILL) < opcodes.index(Opcode.EMBED)
+
+
+def fail(layer: int, expert_ids: object, weights: object) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("with_load", [True, False])
+def test_a_resident_program_loads_once(with_load: bool, packed: PackageFactory, tmp_path: Path) -> None:
+    with open_package(packed()) as package:
+        own = compiled(package, ALL, Policy.RESIDENT)
+        load = compiled(package, ALL, Policy.RESIDENT, Phase.LOAD)
+    with open_package(packed()) as package, Session(package) as session:
+        expected = session.forward(PROMPT)
+    programs = (own, load) if with_load else (own,)
+    with open_package(configured(packed(), tmp_path, ALL, *programs)) as package, Session(package) as session:
+        assert session._programs == Programs(many=own, few=own, load=load)
+        stats = session.prefill(PROMPT[:1]).stats
+        assert (stats.policy, stats.bytes_read) == ("resident", EXPERTS * LAYERS * RECORD)
+        assert np.array_equal(session.forward(PROMPT), expected)
+        with pytest.raises(ZeroDivisionError):
+            session.forward(PROMPT, fail)
+        assert np.array_equal(session.forward(PROMPT), expected)
+        assert session.prefill(PROMPT).stats.bytes_read == 0
+
+
+def test_a_wrong_program_of_the_package_is_refused_before_anything_runs(packed: PackageFactory, tmp_path: Path) -> None:
+    with open_package(packed()) as package:
+        good = compiled(package, TUNED, Policy.PRE_ROUTING)
+    without_wait = tuple(each for each in good.instructions if each.opcode != Opcode.AWAIT)
+    path = configured(packed(), tmp_path, TUNED, replace(good, instructions=without_wait))
+    with open_package(path) as package, pytest.raises(InvalidError, match=r"\[EMOE-SCH-025\]"):
+        Session(package)
+
+
+def test_a_program_made_for_the_session_is_proven_too(packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> Program:
+        good: Program = compile_program(*arguments, **options)  # type: ignore[arg-type]
+        return replace(good, instructions=good.instructions[:-1])
+
+    monkeypatch.setattr("estream_runtime.programs.compile_program", broken)
+    with open_package(packed()) as package, pytest.raises(InvalidError, match=r"\[EMOE-SCH-033\]"):
+        Session(package, group_size=5)
