@@ -307,7 +307,7 @@ class TestMalformed:
         with pytest.raises(MalformedError) as caught:
             open_package(signed(signature()), policy=replace(POLICY, detached=(data,)))
         error = caught.value
-        assert (error.rule, error.path, error.offset) == ("EMOE-SIG-001", "detached signature", 0)
+        assert (error.rule, error.path, error.offset) == ("EMOE-SIG-001", "detached signature 0", None)
 
     def test_damaged(self) -> None:
         data = bytearray(signed(signature()))
