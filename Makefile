@@ -45,6 +45,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/broken_builds.py
 	$(BIN)/python tests/bench/mutations.py --count 100000
 	$(BIN)/python tests/bench/mutations.py --flips
+	$(BIN)/python tests/bench/vectors.py
 	$(BIN)/python tests/bench/readers.py
 
 fuzz: $(INSTALLED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from itertools import chain
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import crc32c
 
+from estream_loader.records import RecordPlace
 from estream_loader.sections import check_digest, check_zero, section_path
-from estream_loader.source import available, read, read_pieces
+from estream_loader.source import PIECE, available, read, read_pieces
 from estream_loader.values import check_values
 from estream_spec.constants import (
     DATA_START,
@@ -29,10 +30,9 @@ from estream_spec.rulebook import refusal
 
 if TYPE_CHECKING:
     from estream_loader.package import Package
-    from estream_loader.records import RecordPlace
 
-AHEAD: Final = 64
-"""Records that are being proven or wait for it."""
+AHEAD: Final = 16
+"""Tasks of proving records that are under way or wait."""
 
 
 def verify(package: Package, advance: Callable[[int], None] = lambda length: None) -> None:
@@ -54,27 +54,41 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
     _ = package.dense, package.device_configurations, package.schedules
     with ThreadPoolExecutor() as pool:
         try:
-            for place, proof in _ahead(pool, package):
-                proof.result()
-                advance(place.length)
+            for proof in _ahead(pool, package):
+                advance(proof.result())
         finally:
             pool.shutdown(cancel_futures=True)
     verify_content_id(package)
 
 
-def _ahead(pool: ThreadPoolExecutor, package: Package) -> Iterator[tuple[RecordPlace, Future[None]]]:
-    """Every record in order, and what proves it; only a few are under way, so a bad one ends it soon."""
-    under_way: deque[tuple[RecordPlace, Future[None]]] = deque()
-    for place in chain(package.dense.places(), package.experts.places()):
-        under_way.append((place, pool.submit(_prove, package, place)))
+def _ahead(pool: ThreadPoolExecutor, package: Package) -> Iterator[Future[int]]:
+    """Proofs of all records in their order; only a few are under way, so a bad record ends it soon."""
+    under_way: deque[Future[int]] = deque()
+    for places in _batches(chain(package.dense.places(), package.experts.places())):
+        under_way.append(pool.submit(_prove, package, places))
         if len(under_way) > AHEAD:
             yield under_way.popleft()
     yield from under_way
 
 
-def _prove(package: Package, place: RecordPlace) -> None:
-    verify_record(package, place)
-    check_values(package, place)
+def _batches(places: Iterable[RecordPlace]) -> Iterator[list[RecordPlace]]:
+    """Records that are worth a task of their own, or several small ones."""
+    batch, length = list[RecordPlace](), 0
+    for place in places:
+        batch.append(place)
+        length += place.length
+        if length >= PIECE:
+            yield batch
+            batch, length = [], 0
+    yield batch
+
+
+def _prove(package: Package, places: list[RecordPlace]) -> int:
+    """Prove some records, the first one first; returns their length."""
+    for place in places:
+        verify_record(package, place)
+        check_values(package, place)
+    return sum(place.length for place in places)
 
 
 def verify_length(package: Package) -> int:

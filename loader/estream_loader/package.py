@@ -21,7 +21,7 @@ from estream_loader.records import RecordPlace, RecordSection
 from estream_loader.sections import check_digest, decompress, section_path
 from estream_loader.source import ByteSource, FileSource, MemorySource, available, read, read_exactly
 from estream_loader.tokenizing import tokenizer_faults
-from estream_loader.trust import SignaturePolicy, check_signatures
+from estream_loader.trust import SignaturePolicy, check_signatures, decode_detached
 from estream_spec.constants import SUPERBLOCK_OFFSETS, Codec, SectionType
 from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
 from estream_spec.errors import LinkError, located
@@ -60,7 +60,8 @@ class Package:
         self.source, self.integrity = source, integrity
         self.container = read_container(source)
         if policy is not None:  # before anything is read that only a signature vouches for
-            check_signatures(policy, self._signatures(policy), self.file_id, self.container.superblock.directory_offset)
+            signatures = [*self.signatures(), *decode_detached(policy.detached)]
+            check_signatures(policy, signatures, self.file_id, self.container.superblock.directory_offset)
         entry = self.container.section(SectionType.MANIFEST)
         with located(entry.offset):
             self.manifest: Manifest = decode_manifest(self.read_section(entry))
@@ -230,11 +231,6 @@ class Package:
             if (signature := decode_signature(data, path=section_path(entry), offset=entry.offset)) is not None:
                 found.append(signature)
         return found
-
-    def _signatures(self, policy: SignaturePolicy) -> list[Signature]:
-        """Those in the package and those that came beside it."""
-        detached = (decode_signature(data, path="detached signature", offset=0) for data in policy.detached)
-        return [*self.signatures(), *(each for each in detached if each is not None)]
 
     def _all(self, section_type: SectionType) -> Iterator[DirectoryEntry]:
         return (entry for entry in self.container.entries if entry.type == section_type)

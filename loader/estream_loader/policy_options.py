@@ -28,7 +28,7 @@ def policy_options(verb: Verb) -> Verb:
     minimum_counter = click.option(
         "--minimum-counter",
         type=click.IntRange(0, MAX_COUNTER),
-        help="Lowest security counter accepted of each of those signatures.  [default: 0]",
+        help="Lowest security counter accepted of each key's newest signature.  [default: 0]",
     )
     signature = click.option(
         "--signature",

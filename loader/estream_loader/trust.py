@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from estream_spec.errors import LinkError
-from estream_spec.records import Signature
+from estream_spec.records import Signature, decode_signature
 from estream_spec.rulebook import refusal
 
 KEY_LENGTH: Final = 32
@@ -31,7 +31,7 @@ class SignaturePolicy:
     Attributes:
         keys: raw Ed25519 public keys of 32 bytes, at least one; each of them must have signed. `read_public_key` gives
             one from a file.
-        minimum_counter: lowest security counter that each of those signatures may have, against rollback.
+        minimum_counter: lowest security counter that each key's newest signature may have, against rollback.
         detached: signatures that came beside the package, their files' bytes; they count as those inside do.
 
     Raises:
@@ -88,6 +88,16 @@ def check_cryptography() -> None:
         raise LinkError(message, hint="install it: pip install cryptography") from error
 
 
+def decode_detached(detached: Iterable[bytes]) -> list[Signature]:
+    """Signatures that came beside a package, without those of unknown algorithms.
+
+    Raises:
+        MalformedError: one that is no signature.
+    """
+    found = (decode_signature(data, path=f"detached signature {number}") for number, data in enumerate(detached))
+    return [signature for signature in found if signature is not None]
+
+
 def check_signatures(policy: SignaturePolicy, signatures: Iterable[Signature], file_id: bytes, offset: int) -> None:
     """Hold a package to a policy.
 
@@ -113,7 +123,7 @@ def check_signatures(policy: SignaturePolicy, signatures: Iterable[Signature], f
             )
             raise refusal("EMOE-SIG-002", message, path="signatures", offset=offset)
         if max(counters) < policy.minimum_counter:
-            message = f"security counter {max(counters)}, expected at least {policy.minimum_counter}"
+            message = f"security counter {max(counters)} of key {key.hex()}, expected at least {policy.minimum_counter}"
             hint = "the package is older than the caller accepts; get a newer one"
             raise refusal("EMOE-SIG-003", message, path="signatures", offset=offset, hint=hint)
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from estream_loader import Package
 from estream_loader.sections import section_path
-from estream_loader.trust import is_genuine
+from estream_loader.trust import decode_detached, is_genuine
 from estream_packer.checkpoint.files import InputFile
 from estream_packer.editing import Changes, NewSection
 from estream_spec.constants import SIGNATURE_MAGIC, Algorithm, SectionType
@@ -149,7 +149,7 @@ def summarise_signatures(package: Package, detached: tuple[bytes, ...] = ()) -> 
         FormatError: one of them is at fault.
     """
     inside = ((entry.id, signature) for entry, signature in _signatures(package).items())
-    beside = ((None, decode_signature(data, path="detached signature", offset=0)) for data in detached)
+    beside = ((None, signature) for signature in decode_detached(detached))
     for section, signature in (*inside, *beside):
         if signature is not None:
             yield SignatureSummary(

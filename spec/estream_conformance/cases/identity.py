@@ -103,7 +103,12 @@ _stale("chat_template_added_and_content_id_not", "`content_id` is that without t
 _stale("tokenizer_changed_and_content_id_not", "The tokenizer is another one.", _document(TOKENIZER, b"{}"), full)
 _stale("chat_template_changed_and_content_id_not", "The template is another one.", _document(CHAT_TEMPLATE, b"x"), full)
 _stale("tokenizer_dropped_and_content_id_not", "`content_id` is that with a tokenizer.", _without(TOKENIZER), full)
-_stale("chat_template_dropped_and_content_id_not", "It is that with a template.", _without(CHAT_TEMPLATE), full)
+_stale(
+    "chat_template_dropped_and_content_id_not",
+    "The chat template was dropped, and the content id is that with it.",
+    _without(CHAT_TEMPLATE),
+    full,
+)
 
 
 @refused(RULE, "records", base="full")

@@ -92,7 +92,7 @@ _digests(
 _digests(
     "EMOE-REC-001",
     "checksum_and_digest_wrong",
-    "Both are wrong; the checksum comes first.",
+    "Checksum and digest of a record are wrong; the checksum comes first.",
     EXPERT,
     checksum=0,
     sha256=bytes(32),

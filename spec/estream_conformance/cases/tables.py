@@ -260,7 +260,9 @@ _changed("EMOE-TAB-010", "record_length_of_1", "A record has one byte.", EXPERTS
 _changed(
     "EMOE-TAB-010", "record_length_of_its_payload", "Padding is not counted.", EXPERTS, {0: {"record_length": 260}}
 )
-_changed("EMOE-TAB-010", "record_length_of_a_byte_less", "It is 4095.", EXPERTS, {0: {"record_length": 4095}})
+_changed(
+    "EMOE-TAB-010", "record_length_of_a_byte_less", "The record length is 4095.", EXPERTS, {0: {"record_length": 4095}}
+)
 _changed(
     "EMOE-TAB-010", "record_length_of_two_pages", "A record has a page more.", EXPERTS, {0: {"record_length": 8192}}
 )
@@ -278,7 +280,9 @@ _changed(
     EXPERTS,
     {0: {"record_length": limits.MAX_RECORD_LENGTH + 4096}},
 )
-_changed("EMOE-TAB-008", "record_length_of_2_to_the_31", "It is 2^31.", DENSE, {1: {"record_length": 1 << 31}})
+_changed(
+    "EMOE-TAB-008", "record_length_of_2_to_the_31", "The record length is 2^31.", DENSE, {1: {"record_length": 1 << 31}}
+)
 _changed(
     "EMOE-TAB-008",
     "record_length_of_2_to_the_32_and_a_page",
@@ -289,11 +293,17 @@ _changed(
 _changed(
     "EMOE-TAB-008",
     "record_length_of_2_to_the_63",
-    "It is 2^63, twice which is 0.",
+    "The record length is 2^63, twice which is 0 in 64 bits.",
     EXPERTS,
     {0: {"record_length": 1 << 63}},
 )
-_changed("EMOE-TAB-008", "record_length_of_the_most", "It is 2^64 - 1.", EXPERTS, {0: {"record_length": TOP - 1}})
+_changed(
+    "EMOE-TAB-008",
+    "record_length_of_the_most",
+    "The record length is 2^64 - 1.",
+    EXPERTS,
+    {0: {"record_length": TOP - 1}},
+)
 _changed(
     "EMOE-TAB-010",
     "record_length_of_half_a_page",
@@ -319,7 +329,7 @@ _changed(
 _changed(
     "EMOE-TAB-009",
     "base_and_length_of_one_range_wrong",
-    "Both are wrong.",
+    "Base and record length of one range are wrong; the base comes first.",
     DENSE,
     {1: {"base": 0, "record_length": 8192}},
 )

@@ -262,7 +262,7 @@ class TestRefused:
     def test_counter_below_the_minimum(self, counters: tuple[int, ...]) -> None:
         data = signed(*(signature(counter=each) for each in counters))
         error = refused(data, replace(POLICY, minimum_counter=3), "EMOE-SIG-003")
-        assert error.message == "security counter 2, expected at least 3"
+        assert error.message == f"security counter 2 of key {POLICY.keys[0].hex()}, expected at least 3"
         assert error.hint is not None
 
     def test_every_key_must_reach_the_minimum(self) -> None:
@@ -307,7 +307,7 @@ class TestMalformed:
         with pytest.raises(MalformedError) as caught:
             open_package(signed(signature()), policy=replace(POLICY, detached=(data,)))
         error = caught.value
-        assert (error.rule, error.path, error.offset) == ("EMOE-SIG-001", "detached signature", 0)
+        assert (error.rule, error.path, error.offset) == ("EMOE-SIG-001", "detached signature 0", None)
 
     def test_damaged(self) -> None:
         data = bytearray(signed(signature()))
