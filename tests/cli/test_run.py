@@ -87,6 +87,18 @@ def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Program,
     assert (found.code, found.out) == (0, expected.out)
 
 
+def test_when_and_how_experts_are_read_changes_no_text(run: Program, packed: PackageFactory) -> None:
+    options = ["--prompt", PROMPT, "--max-new-tokens", "5", "--json"]
+    expected = json.loads(run("generate", packed(), *options).out)
+    assert (expected["stats"]["policy"], expected["stats"]["lanes"]) == ("pre-routing", 2)
+    found = json.loads(run("generate", packed(), *options, "--policy", "on-demand", "--lanes", "5").out)
+    assert found["text"] == expected["text"]
+    assert (found["stats"]["policy"], found["stats"]["lanes"]) == ("on-demand", 5)
+    assert found["stats"]["reading_mode"]
+    assert run("generate", packed(), *options, "--policy", "resident").code == 2
+    assert run("score", packed(), *options[:2], "--choice", "a", "--lanes", "0").code == 2
+
+
 def test_an_end_token_is_not_shown(run: Program, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     def end_at_once(*_: object) -> int:
         return 0
