@@ -40,8 +40,8 @@ MAX_SIGNATURES: Final = 16
 """Each may cost a reader one verification for each key it requires."""
 MAX_SCHEDULES: Final = 256
 """Programs: for each device configuration there can be, one to load and one to run."""
-MAX_INSTRUCTIONS: Final = 1 << 20
-"""In one program: bounds what it takes to verify it. Some 262,000 groups."""
+MAX_INSTRUCTIONS: Final = 1 << 18
+"""In one program: bounds what it takes to verify it. Some 65,000 groups."""
 MAX_EXTENSIONS: Final = 64
 MAX_SOURCES: Final = 4096
 """Source files named in the provenance."""

@@ -249,14 +249,14 @@ def of_zeros(count: int) -> Sealed:
 
 refuse(
     "EMOE-SCH-002",
-    "program_of_2_to_20_and_1_instructions",
+    "program_an_instruction_longer_than_it_may_be",
     "A program has one instruction more than there may be; the first one is none.",
     partial(of_zeros, MAX_INSTRUCTIONS + 1),
     base=PRE_ROUTING_BASE,
 )
 refuse(
     "EMOE-SCH-012",
-    "program_of_2_to_20_instructions",
+    "program_as_long_as_it_may_be",
     "A program has as many instructions as there may be; the first one is none.",
     partial(of_zeros, MAX_INSTRUCTIONS),
     base=PRE_ROUTING_BASE,
