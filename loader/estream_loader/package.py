@@ -136,8 +136,9 @@ class Package:
         shape, found = self.expert_shape, {}
         for entry in self._all(SectionType.SCHEDULE):
             with located(entry.offset):
-                program = Program.decode(self.read_section(entry), path=section_path(entry))
-                verify_program(program, shape, section_path(entry))
+                path = section_path(entry)
+                program = Program.decode(self.read_section(entry), path=path)
+                verify_program(program, shape, path)
             found[entry] = program
         return found
 

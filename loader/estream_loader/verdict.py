@@ -84,8 +84,8 @@ def describe(package: Package) -> str:
             {**_structure(entry), "content_sha256": _content_digest(package, entry)}
             for entry in package.container.entries
         ],
-        "manifest": _plain(package.manifest),
-        "device_configurations": [_plain(choice) for choice in package.device_configurations[:added]],
+        "manifest": package.manifest,
+        "device_configurations": package.device_configurations[:added],
         "schedules": [_structure(program.header) for program in package.schedules.values()],
         "signatures": [_structure(signature) for signature in package.signatures()],
         "dense": _records(package, package.dense),

@@ -20,6 +20,7 @@ from typing import Final
 
 from estream_loader import Package
 from estream_loader.source import FileSource, available, read
+from estream_packer.checkpoint.files import reason
 from estream_spec.constants import (
     FLAGS,
     MIN_SECTION_ALIGNMENT_SHIFT,
@@ -277,7 +278,7 @@ def _commit(descriptor: int, superblock: bytes, offset: int, before: bytes) -> N
             _write(descriptor, before, offset)
             os.fsync(descriptor)
         except OSError as error:
-            message = f"package may be edited or as it was, the device does not say which: {_reason(error)}"
+            message = f"package may be edited or as it was, the device does not say which: {reason(error)}"
             raise PackError(message, hint="it is whole either way; look with 'inspect'") from error
         raise
 
@@ -297,8 +298,4 @@ def _refused(path: Path, what: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:  # the second for a zero byte in the path
         hint = HINTS.get(getattr(error, "errno", None) or 0)
-        raise PackError(f"{what}: {_reason(error)}", path=str(path), hint=hint) from error
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return str(getattr(error, "strerror", None) or error).lower()
+        raise PackError(f"{what}: {reason(error)}", path=str(path), hint=hint) from error

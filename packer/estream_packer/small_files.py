@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from estream_packer.checkpoint.files import reason
 from estream_spec.errors import PackError
 
 
@@ -66,6 +67,5 @@ def _refused(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # the second for a zero byte in the path
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
         hint = "make the folder first" if isinstance(error, FileNotFoundError) else None
-        raise PackError(f"file cannot be written: {reason}", path=str(path), hint=hint) from error
+        raise PackError(f"file cannot be written: {reason(error)}", path=str(path), hint=hint) from error

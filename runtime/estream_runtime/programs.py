@@ -77,9 +77,6 @@ def choose_programs(package: Package, asked: Sizes, policy: Policy | None) -> Pr
         few = _compile(shape, many, Policy.POST_ROUTING)
     elif many.policy == Policy.RESIDENT:
         load = package.program(wished, Phase.LOAD) or _compile(shape, many, Policy.RESIDENT, Phase.LOAD)
-    for program in (many, few, load):
-        if program is not None:
-            verify_program(program, shape)
     return Programs(many=many, few=few, load=load)
 
 
@@ -126,7 +123,8 @@ def _divide(shape: ExpertShape, asked: Sizes, configuration: DeviceConfiguration
 def _compile(
     shape: ExpertShape, sizes: DeviceConfiguration | Program, policy: Policy, phase: Phase = Phase.PREFILL
 ) -> Program:
-    return compile_program(
+    """A program for these sizes, proven, as those of a package are when it gives them out."""
+    program = compile_program(
         shape,
         arena_bytes=sizes.arena_bytes,
         group_size=sizes.group_size,
@@ -134,6 +132,8 @@ def _compile(
         policy=policy,
         phase=phase,
     )
+    verify_program(program, shape)
+    return program
 
 
 def _least_share(model: ModelDescription) -> float:
