@@ -184,9 +184,11 @@ class Interpreter:
             TrapError: one is not finite.
         """
         logits = np.empty((len(x), self.model.vocabulary), np.float32)
+        with self._computing():
+            weights = self._dense.inputs("head")
         for start, stop in _blocks(0, len(x)):
             with self._computing():
-                outputs = self._backend.run("head", 0, {"x": x[start:stop], **self._dense.head})
+                outputs = self._backend.run("head", 0, {"x": x[start:stop], **weights})
             logits[start:stop] = outputs["logits"]
         if not np.isfinite(logits).all():
             raise TrapError("a logit is not finite", path="head")
@@ -217,13 +219,13 @@ class Interpreter:
         held = self._key_values(layer) if rows.cache is None else rows.cache[layer]
         tables = rows.tables[self.model.layers[layer].attention]
         attended = self._attention(layer, rows.x, rows.batch, tables, held)
-        out = self._graph("out", layer, {"attended": attended, "residual": rows.x, **self._dense.out[layer]})
+        out = self._dense_graph("out", layer, {"attended": attended, "residual": rows.x})
         rows.x, rows.normed, rows.scores = out["x"], out["normed"], out["scores"]
 
     def _attention(self, layer: int, x: Floats, batch: Batch, tables: tuple[Floats, Floats], held: KeyValues) -> Floats:
         """Queries, keys and values of all rows; then each segment attends to what is held and to itself."""
         cos, sin = tables
-        projected = self._graph("qkv", layer, {"x": x, "cos": cos, "sin": sin, **self._dense.qkv[layer]})
+        projected = self._dense_graph("qkv", layer, {"x": x, "cos": cos, "sin": sin})
         queries, keys, values = projected["queries"], projected["keys"], projected["values"]
         attended = np.empty((len(x), queries.shape[0] * queries.shape[2]), np.float32)
         sequence = held.length + batch.segments[0][1]
@@ -280,6 +282,10 @@ class Interpreter:
     def _graph(self, role: GraphRole, layer: int, feeds: dict[str, Array]) -> dict[str, Array]:
         with self._computing():
             return self._backend.run(role, self._classes[role][layer], feeds)
+
+    def _dense_graph(self, role: GraphRole, layer: int, feeds: dict[str, Array]) -> dict[str, Array]:
+        with self._computing():
+            return self._backend.run(role, self._classes[role][layer], feeds | self._dense.inputs(role, layer))
 
     def _key_values(self, layer: int) -> KeyValues:
         return KeyValues(self.model.attention(layer), self.model.context_length)

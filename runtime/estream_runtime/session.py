@@ -25,7 +25,7 @@ from estream_runtime.likelihood import log_probabilities
 from estream_runtime.programs import POLICIES, Sizes, choose_programs
 from estream_runtime.sampling import Sampler, check_count, is_whole
 from estream_runtime.stats import Meter, Stats
-from estream_runtime.weights import ExpertWeights, load_dense
+from estream_runtime.weights import DenseWeights, ExpertWeights, scratch_for
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.schedule import POLICY_NAMES, Policy
 
@@ -133,7 +133,8 @@ class Session:
             stack.callback(opened.close)
             banks, together = self._programs.many.bank_count, self._programs.many.group_size
             pager = stack.enter_context(Pager(package, bank_count=banks, group_size=together, lanes=lanes))
-            dense, experts = load_dense(package, opened), ExpertWeights(package, opened)
+            scratch = scratch_for(package)
+            dense, experts = DenseWeights(package, opened, scratch), ExpertWeights(package, opened, scratch)
             self._interpreter = Interpreter(self._model, opened, pager, EmbeddingRows(package), dense, experts)
             self._resources = stack.pop_all()
 

@@ -5,8 +5,9 @@ What can be used where it lies is a view; a nibble expands to the 8-bit weight i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -15,125 +16,145 @@ from estream_loader.dense import load_record
 from estream_loader.package import Package
 from estream_loader.records import tensors
 from estream_runtime.backends import Array, Backend
+from estream_spec.constants import TENSOR_ALIGNMENT
 from estream_spec.graph_interface import MATRICES, interface, shape_class_of
+from estream_spec.layout import round_up
 from estream_spec.manifest import GraphRole, GraphWeights, Matrix, RecordLayout
 from estream_spec.model import ModelDescription
 from estream_spec.weights import GROUP_SIZES, expand_nibbles
 
 Feeds = dict[str, Array]
 """Graph inputs by name."""
-KindOf = Callable[[GraphRole], GraphWeights]
-"""What the graph of a role takes as matrices."""
 
-_ROLE_OF: Final[dict[str, GraphRole]] = {name: role for role, names in MATRICES.items() for name in names}
+_LAYER_ROLES: Final[tuple[GraphRole, ...]] = ("qkv", "out")
+"""Graphs that take dense weights of a layer."""
 _PACKED: Final = (".nibbles", ".multipliers")
 """Parts that no graph takes as they are."""
 _SIGN: Final = np.uint8(128)
 """Flipping this bit of a signed byte adds 128 to it and makes it unsigned."""
 
 
-class Binding:
-    """How the records of one layout become graph inputs.
-
-    Args:
-        layout: what the records hold.
-        kind_of: what the graph of a role takes as matrices; f32 where and only where f32 is stored, which is proven
-            when a package is opened.
-        scratch: for each quantised matrix, uint8 `[rows, columns]` to expand or shift into.
-    """
-
-    def __init__(self, layout: RecordLayout, kind_of: KindOf, scratch: Mapping[str, Array]):
-        self._layout = layout
-        self._quantised = [
-            (matrix, kind_of(_ROLE_OF[matrix.name]) == "uint8", scratch[matrix.name])
-            for matrix in layout.matrices
-            if matrix.encoding != "f32"
-        ]
-        self._packed = [tensor.name for tensor in layout.tensors if tensor.name.endswith(_PACKED)]
-
-    def inputs(self, record: memoryview) -> Feeds:
-        """A record's tensors as the graphs take them; views where nothing has to be expanded or shifted."""
-        feeds = tensors(self._layout, record)
-        for matrix, unsigned, out in self._quantised:
-            feeds[matrix.name] = _integers(matrix, feeds, unsigned, out)
-        for name in self._packed:
-            del feeds[name]
-        return feeds
-
-
 def _integers(matrix: Matrix, parts: Mapping[str, Array], unsigned: bool, out: Array) -> Array:
-    """A quantised matrix as int8, or that plus 128 as uint8; `out` holds it unless it can be used as stored."""
+    """A quantised matrix as int8, or that plus 128 as uint8, made in `out`."""
     if matrix.encoding != "w8":
         nibbles, multipliers = parts[f"{matrix.name}.nibbles"], parts[f"{matrix.name}.multipliers"]
         group = GROUP_SIZES[matrix.encoding]
         return expand_nibbles(
             nibbles, multipliers, group, matrix.rows, out=out if unsigned else out.view(np.int8), unsigned=unsigned
         )
-    stored = parts[matrix.name]
-    return np.bitwise_xor(stored.view(np.uint8), _SIGN, out=out) if unsigned else stored
+    assert unsigned
+    return np.bitwise_xor(parts[matrix.name].view(np.uint8), _SIGN, out=out)
 
 
 @dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Inputs of one graph from weights that stay in memory.
+
+    Attributes:
+        fixed: those that are used as they lie.
+        packed: matrices that are expanded whenever the graph runs, and where to. Kept expanded, they would take twice
+            the memory that storing them as nibbles is meant to save.
+        stored: the parts of those, by name.
+        unsigned: whether the graph takes them as uint8.
+    """
+
+    fixed: Feeds
+    packed: tuple[tuple[Matrix, Array], ...]
+    stored: Feeds
+    unsigned: bool
+
+    def __call__(self) -> Feeds:
+        expanded = {each.name: _integers(each, self.stored, self.unsigned, out) for each, out in self.packed}
+        return self.fixed | expanded
+
+
 class DenseWeights:
     """Everything but experts and embedding, in memory for as long as a session lasts.
 
-    Attributes:
-        qkv: inputs of the graph `qkv`, by layer.
-        out: inputs of the graph `out`, by layer.
-        head: inputs of the graph `head`.
-    """
+    Matrices stored as nibbles stay so, and are expanded into `scratch` when they are asked for: inputs with such
+    matrices hold until others are asked for.
 
-    qkv: tuple[Feeds, ...]
-    out: tuple[Feeds, ...]
-    head: Feeds
-
-
-def load_dense(package: Package, backend: Backend) -> DenseWeights:
-    """Load the dense weights of a package for a backend.
+    Args:
+        package: the open package.
+        backend: says what its graphs take as matrices.
+        scratch: uint8, see `scratch_for`.
 
     Raises:
         IntegrityError: a record's checksum differs or its bytes are missing.
         LinkError: the device failed.
     """
-    model = package.manifest.model
-    layers = range(len(model.layers))
-    kinds = [_kinds(model, backend, layer) for layer in layers]
-    weights = [_load(package, layer + 1, kinds[layer]) for layer in layers]
-    head = _load(package, len(layers) + 1, kinds[0])
-    if model.tied_head:
-        head |= _tied_head(package, kinds[0]("head"))
 
-    def of_role(role: GraphRole, layer: int) -> Feeds:
-        shape_class = shape_class_of(role, model, layer)
-        inputs = interface(role, model, shape_class, kinds[layer](role)).inputs
-        return {each.name: weights[layer][each.name] for each in inputs if each.name in weights[layer]}
+    def __init__(self, package: Package, backend: Backend, scratch: Array):
+        model = package.manifest.model
+        self._roles: dict[tuple[GraphRole, int], _Inputs] = {}
+        for layer in range(len(model.layers)):
+            place = package.dense.place(layer + 1)
+            record = load_record(package, place)
+            for role in _LAYER_ROLES:
+                kind = _kind(model, backend, role, layer)
+                names = _input_names(role, model, layer, kind)
+                self._roles[role, layer] = _inputs(place.layout, record, names, kind, scratch)
+        place = package.dense.place(len(model.layers) + 1)
+        record, kind = load_record(package, place), _kind(model, backend, "head", 0)
+        head = _inputs(place.layout, record, _input_names("head", model, 0, kind), kind, scratch)
+        if model.tied_head:
+            head = replace(head, fixed=head.fixed | _tied_head(package, kind))
+        self._roles["head", 0] = head
 
-    return DenseWeights(
-        qkv=tuple(of_role("qkv", layer) for layer in layers),
-        out=tuple(of_role("out", layer) for layer in layers),
-        head=head,
+    def inputs(self, role: GraphRole, layer: int = 0) -> Feeds:
+        """What the graph `qkv` or `out` of a layer, or `head`, takes as weights, by input."""
+        return self._roles[role, layer]()
+
+
+def scratch_for(package: Package) -> Array:
+    """Memory in which the matrices of any one graph find room, uint8.
+
+    One is enough for all graphs, since one runs at a time. What no graph needs of it is never touched.
+    """
+    layouts = package.manifest.layouts
+    rooms = [
+        sum(_room(each) for each in layout.matrices if each.name in names)
+        for layout in layouts
+        for names in MATRICES.values()
+    ]
+    return np.empty(max(rooms), np.uint8)
+
+
+def _inputs(
+    layout: RecordLayout, record: memoryview, names: frozenset[str], kind: GraphWeights, scratch: Array
+) -> _Inputs:
+    """Inputs of one graph from a record, which is the session's own: stored bytes are shifted where they lie."""
+    stored = tensors(layout, record)
+    matrices = [each for each in layout.matrices if each.name in names]
+    if kind == "uint8":
+        for each in matrices:
+            if each.encoding == "w8":
+                stored[each.name] = _integers(each, stored, True, stored[each.name].view(np.uint8))
+    packed = _places([each for each in matrices if each.encoding in GROUP_SIZES], scratch)
+    fixed = {name: array for name, array in stored.items() if name in names}
+    return _Inputs(fixed, packed, stored if packed else {}, kind == "uint8")
+
+
+def _places(matrices: Sequence[Matrix], scratch: Array) -> tuple[tuple[Matrix, Array], ...]:
+    """Each matrix with its own stretch of the scratch memory, uint8 `[rows, columns]`."""
+    ends = list(accumulate(map(_room, matrices), initial=0))
+    return tuple(
+        (each, scratch[end : end + each.rows * each.columns].reshape(each.rows, each.columns))
+        for each, end in zip(matrices, ends, strict=False)
     )
 
 
-def _kinds(model: ModelDescription, backend: Backend, layer: int) -> KindOf:
-    return lambda role: backend.weights_of(role, shape_class_of(role, model, layer))
+def _room(matrix: Matrix) -> int:
+    """Bytes of scratch memory for a matrix, so that the next one is aligned as well."""
+    return round_up(matrix.rows * matrix.columns, TENSOR_ALIGNMENT)
 
 
-def _load(package: Package, number: int, kind_of: KindOf) -> Feeds:
-    place = package.dense.place(number)
-    record = load_record(package, place)
-    matrices = place.layout.matrices
-    # Memory of the record is the session's own, so a stored byte is shifted where it lies.
-    stored = tensors(place.layout, record)
-    own = {each.name: stored[each.name].view(np.uint8) for each in matrices if each.encoding == "w8"}
-    packed = {
-        each.name: np.empty((each.rows, each.columns), np.uint8) for each in matrices if each.encoding in GROUP_SIZES
-    }
-    feeds = Binding(place.layout, kind_of, own | packed).inputs(record)
-    if not packed:
-        return feeds
-    # Nothing may refer to a record whose nibbles have been expanded, or it would stay in memory.
-    return {name: array if name in packed else array.copy() for name, array in feeds.items()}
+def _kind(model: ModelDescription, backend: Backend, role: GraphRole, layer: int) -> GraphWeights:
+    return backend.weights_of(role, shape_class_of(role, model, layer))
+
+
+def _input_names(role: GraphRole, model: ModelDescription, layer: int, kind: GraphWeights) -> frozenset[str]:
+    return frozenset(each.name for each in interface(role, model, shape_class_of(role, model, layer), kind).inputs)
 
 
 def _tied_head(package: Package, kind: GraphWeights) -> Feeds:
@@ -152,35 +173,38 @@ def _tied_head(package: Package, kind: GraphWeights) -> Feeds:
 class ExpertWeights:
     """Turns a record in the arena into inputs of the graph `expert`.
 
-    What has to be expanded goes to scratch memory of one expert, so inputs hold until the next call.
+    What has to be expanded or shifted goes to scratch memory, so inputs hold until others are asked for.
+
+    Args:
+        package: the open package.
+        backend: says what its graphs take as matrices.
+        scratch: uint8, see `scratch_for`.
     """
 
-    def __init__(self, package: Package, backend: Backend):
-        model, experts = package.manifest.model, package.experts
-        layers = range(len(model.layers))
-        layouts = [experts.place(layer).layout for layer in layers]
-        sizes: dict[str, int] = {}
-        for matrix in (matrix for layout in layouts for matrix in layout.matrices if matrix.encoding != "f32"):
-            sizes[matrix.name] = max(sizes.get(matrix.name, 0), matrix.rows * matrix.columns)
-        memory = {name: np.empty(size, np.uint8) for name, size in sizes.items()}
-        self._bindings = [
-            Binding(layouts[layer], _kinds(model, backend, layer), _shaped(memory, layouts[layer])) for layer in layers
+    def __init__(self, package: Package, backend: Backend, scratch: Array):
+        model = package.manifest.model
+        self._layouts = [package.experts.place(layer).layout for layer in range(len(model.layers))]
+        kinds = [_kind(model, backend, "expert", layer) for layer in range(len(model.layers))]
+        self._unsigned = [kind == "uint8" for kind in kinds]
+        self._made = [
+            _places([each for each in layout.matrices if _changes(each, unsigned)], scratch)
+            for layout, unsigned in zip(self._layouts, self._unsigned, strict=True)
         ]
 
     def bind(self, layer: int, record: memoryview) -> Feeds:
-        """Inputs for one expert of a layer.
+        """Inputs for one expert of a layer; views where nothing has to be expanded or shifted.
 
         Args:
             layer: the layer.
             record: the expert's record, in a bank that is in use.
         """
-        return self._bindings[layer].inputs(record)
+        stored = tensors(self._layouts[layer], record)
+        feeds = {name: array for name, array in stored.items() if not name.endswith(_PACKED)}
+        for matrix, out in self._made[layer]:
+            feeds[matrix.name] = _integers(matrix, stored, self._unsigned[layer], out)
+        return feeds
 
 
-def _shaped(memory: Mapping[str, Array], layout: RecordLayout) -> dict[str, Array]:
-    """For each quantised matrix of a layout, as much of the memory of its name as it fills."""
-    return {
-        each.name: memory[each.name][: each.rows * each.columns].reshape(each.rows, each.columns)
-        for each in layout.matrices
-        if each.encoding != "f32"
-    }
+def _changes(matrix: Matrix, unsigned: bool) -> bool:
+    """Whether a matrix is something else for the graph than it is in the record."""
+    return matrix.encoding in GROUP_SIZES or (matrix.encoding == "w8" and unsigned)
