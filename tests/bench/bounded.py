@@ -1,0 +1,59 @@
+"""Run a command in a memory cgroup of its own: the kernel counts what it takes, page cache included, and can bound it.
+
+Needs the right to make one, as root has on most machines; both versions of cgroups will do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path("/sys/fs/cgroup")
+_V1: Final = ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
+_V2: Final = ("memory.max", "memory.peak")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What came of a command.
+
+    Attributes:
+        output: what it wrote to standard output.
+        peak_bytes: most memory that it took at any time, page cache included.
+    """
+
+    output: str
+    peak_bytes: int
+
+
+def run_bounded(command: list[str], limit: int | None = None) -> Finished:
+    """Run a command to its end.
+
+    Args:
+        command: program and arguments.
+        limit: bytes of memory it may take, page cache included; None bounds nothing.
+
+    Raises:
+        SystemExit: no cgroup can be made, or the command failed.
+    """
+    old = (_ROOT / "memory").is_dir()
+    group = (_ROOT / "memory" if old else _ROOT) / f"estream-bench-{os.getpid()}"
+    limit_file, peak_file = _V1 if old else _V2
+    try:
+        group.mkdir()
+        if limit is not None:
+            (group / limit_file).write_text(str(limit))
+    except OSError as error:
+        raise SystemExit(f"no memory cgroup can be made: {error}; run this as root") from None
+    try:
+        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+        done = subprocess.run([*enter, *command], stdout=subprocess.PIPE, text=True)
+        peak = int((group / peak_file).read_text())
+    finally:
+        group.rmdir()
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode} after {peak:,} bytes")
+    return Finished(done.stdout, peak)

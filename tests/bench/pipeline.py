@@ -1,0 +1,270 @@
+"""Measure how well reading hides behind computing, and in how much memory.
+
+    python tests/bench/pipeline.py
+    python tests/bench/pipeline.py --shape mixtral-8x7b --dense w4g32 --arena 256M --limit 2G --rounds 1 --part time
+
+Each run is a process of its own in a memory cgroup, and prefills random tokens. Just before it, the package's experts
+are read by as many plain threads with O_DIRECT and nothing else: disks wander. The package is made in `build/bench`
+unless it is there already. Exits 1 if a target is missed.
+
+- `time`: memory; total time and reading rate against what reading and computing take alone.
+- `bubbles`: each policy, reading slowed down until it takes as long as computing.
+- `logits`: whether they are the same for arenas, group sizes, depths, lanes and policies of all kinds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.bounded import run_bounded
+from estream_loader import open_package
+from estream_loader.console import size
+from estream_loader.direct import DirectFile
+from estream_loader.source import FileSource
+from estream_runtime import Session
+from estream_spec.shapes import SHAPES
+
+MIB: Final = 1 << 20
+OVERHEAD: Final = 250 * MIB
+"""What may be taken beside the arena and the dense weights."""
+PIECE: Final = 4 * MIB
+"""Bytes of one plain read."""
+BALANCED_TOKENS: Final = 128
+VARIANTS: Final[tuple[dict[str, Any], ...]] = (
+    {},
+    {"policy": "post-routing"},
+    {"policy": "on-demand"},
+    {"lanes": 1, "group_size": 1, "prefetch_depth": 0},
+    {"lanes": 4, "group_size": 2, "prefetch_depth": 1},
+    {"lanes": 8, "group_size": 3, "prefetch_depth": 2, "arena_bytes": 64 * MIB},
+    {"group_size": 16, "arena_bytes": 512 * MIB},
+    {"group_size": 64, "arena_bytes": 512 * MIB, "policy": "post-routing"},
+)
+
+
+class SlowFile(DirectFile):
+    """A file that brings no more than so many bytes a second, as storage of another device would."""
+
+    def __init__(self, descriptor: int, base: int, rate: float):
+        super().__init__(descriptor, base)
+        self._rate, self._due, self._guard = rate, 0.0, threading.Lock()
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Reads, and waits until those bytes are due."""
+        count = super().read_into(buffer, offset)
+        with self._guard:
+            self._due = due = max(self._due, time.perf_counter()) + count / self._rate
+        time.sleep(max(0.0, due - time.perf_counter()))
+        return count
+
+
+class SlowSource(FileSource):
+    """A package on slow storage."""
+
+    rate = 0.0
+
+    def open_direct(self) -> DirectFile:
+        """See `FileSource.open_direct`."""
+        return SlowFile(self._descriptor, self._base, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run found.
+
+    Attributes:
+        stats: of the prefill.
+        digest: of its logits.
+        session_s: seconds to open package and session.
+        peak_bytes: most memory of the process, page cache included.
+        raw_rate: bytes a second of plain reads just before; 0 where there were none.
+    """
+
+    stats: dict[str, Any]
+    digest: str
+    session_s: float
+    peak_bytes: int = 0
+    raw_rate: float = 0.0
+
+
+def prefill(package: Path, tokens: int, options: dict[str, Any], rate: float | None) -> Run:
+    """One run, in this process."""
+    begun = time.perf_counter()
+    source: FileSource | Path = package
+    if rate is not None:
+        source = SlowSource.open(package)
+        source.rate = rate
+    with open_package(source) as opened, Session(opened, **options) as session:
+        ready = time.perf_counter() - begun
+        vocabulary = opened.manifest.model.vocabulary
+        result = session.prefill(np.random.default_rng(0).integers(0, vocabulary, tokens))
+    return Run(asdict(result.stats), sha256(result.logits.tobytes()).hexdigest(), ready)
+
+
+def run(package: Path, tokens: int, limit: int | None, rate: float | None = None, **options: Any) -> Run:
+    """One run, in a process and a cgroup of its own, with plain reads before it unless it is slowed down."""
+    raw = 0.0 if rate is not None else plain_rate(package, options.get("lanes", 2))
+    child = {"package": str(package), "tokens": tokens, "options": options, "rate": rate}
+    finished = run_bounded([sys.executable, __file__, "--child", json.dumps(child)], limit)
+    return Run(**json.loads(finished.output) | {"peak_bytes": finished.peak_bytes, "raw_rate": raw})
+
+
+def plain_rate(package: Path, lanes: int) -> float:
+    """Bytes a second at which the package's experts are read by plain threads."""
+    with open_package(package, integrity="open") as opened:
+        table = opened.experts.table
+        first = opened.experts.place(0, 0).offset
+        length = sum(each.count * each.record_length for each in table.ranges) // PIECE * PIECE
+    source = FileSource.open(package)
+    file = source.open_direct()
+    offsets, guard = iter(range(first, first + length, PIECE)), threading.Lock()
+
+    def read() -> None:
+        buffer = memoryview(mmap.mmap(-1, PIECE))
+        while True:
+            with guard:
+                offset = next(offsets, None)
+            if offset is None:
+                return
+            assert file.read_into(buffer, offset) == PIECE
+
+    threads = [threading.Thread(target=read) for _ in range(lanes)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - begun
+    file.close()
+    source.close()
+    return length / seconds
+
+
+Figure = tuple[str, str, str, bool]
+"""What it is, what it should be, what it is found to be, whether that is so."""
+
+
+def time_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
+    """Memory, time and rate of whole runs."""
+    runs = [run(package, given.tokens, given.limit, **options) for _ in range(given.rounds)]
+    with open_package(package, integrity="open") as opened:
+        dense = sum(each.count * each.record_length for each in opened.dense.table.ranges[1:])
+    arena = runs[0].stats["peak_arena_bytes"]
+    allowed, peak = arena + dense + OVERHEAD, max(each.peak_bytes for each in runs)
+    sizes = f"arena {arena / MIB:.0f} + dense {dense / MIB:.0f} + {OVERHEAD / MIB:.0f} MiB"
+    if given.limit is None:
+        yield "peak memory", f"<= {allowed / MIB:.0f} MiB ({sizes})", f"{peak / MIB:.0f} MiB", peak <= allowed
+    else:
+        yield "peak memory", f"bounded to {given.limit / MIB:.0f} MiB ({sizes})", f"{peak / MIB:.0f} MiB", True
+    total = median(runs, lambda each: each.stats["total_s"])
+    yield "prefill", "", f"{total:.2f} s for {given.tokens} tokens", True
+    yield "opening package and session", "", f"{median(runs, lambda each: each.session_s):.2f} s", True
+    yield "computing busy", "", f"{median(runs, lambda each: each.stats['compute_busy_s']):.2f} s", True
+    raw_s = median(runs, lambda each: each.stats["bytes_read"] / each.raw_rate)
+    raw_rate = median(runs, lambda each: each.raw_rate)
+    yield "plain reads of the same bytes", "", f"{raw_s:.2f} s ({raw_rate / 1e9:.2f} GB/s)", True
+    ratio = median(
+        runs,
+        lambda each: (
+            each.stats["total_s"] / max(each.stats["bytes_read"] / each.raw_rate, each.stats["compute_busy_s"])
+        ),
+    )
+    yield "total / max(plain reads, computing busy)", f"<= {given.ratio}", f"{ratio:.3f}", ratio <= given.ratio
+    rate = median(runs, lambda each: each.stats["bytes_read"] / each.stats["io_busy_s"] / each.raw_rate)
+    yield "reading rate / that of plain reads", ">= 0.9", f"{rate:.2f}", rate >= 0.9
+    yield "bubble", "", f"{median(runs, lambda each: each.stats['bubble']):.3f}", True
+    yield "reading", "direct", runs[0].stats["reading_mode"], runs[0].stats["reading_mode"] == "direct"
+
+
+def bubble_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
+    """The bubble of each policy where reading takes as long as computing."""
+    alone = run(package, BALANCED_TOKENS, None, **options)
+    rate = alone.stats["bytes_read"] / alone.stats["compute_busy_s"]
+    about = f"{BALANCED_TOKENS} tokens, reading slowed to {rate / 1e9:.2f} GB/s"
+    bubbles, times = {}, {}
+    for policy in ("on-demand", "post-routing", "pre-routing"):
+        runs = [run(package, BALANCED_TOKENS, None, rate, policy=policy, **options) for _ in range(given.rounds)]
+        bubbles[policy] = median(runs, lambda each: each.stats["bubble"])
+        times[policy] = median(runs, lambda each: each.stats["total_s"])
+    demand, post, pre = bubbles.values()
+    yield f"on demand: bubble ({about})", "", f"{demand:.3f}, {times['on-demand']:.2f} s", True
+    yield "post-routing: bubble", "< on demand", f"{post:.3f}, {times['post-routing']:.2f} s", post < demand
+    yield "pre-routing: bubble", "< post-routing", f"{pre:.3f}, {times['pre-routing']:.2f} s", pre < post
+    yield "pre-routing / on demand", "<= 0.333", f"{pre / demand:.3f}", pre <= demand / 3
+
+
+def logits_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
+    """Whether logits are the same however a prompt is run."""
+    digests = {run(package, given.tokens, None, **options | variant).digest for variant in VARIANTS}
+    found = f"{len(digests)} among {len(VARIANTS)} settings"
+    yield "different logits", "1", found, len(digests) == 1
+
+
+PARTS: Final = {"time": time_figures, "bubbles": bubble_figures, "logits": logits_figures}
+
+
+def median(runs: list[Run], figure: Callable[[Run], float]) -> float:
+    """The median of a figure."""
+    return statistics.median(map(figure, runs))
+
+
+def made(shape: str, dense: str | None) -> Path:
+    """A synthetic package with experts as `w4g32`, written unless it is there."""
+    path = Path("build", "bench", f"{shape}{f'-{dense}' if dense else ''}.emoe")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = ["from estream_packer.cli import main; main()", "synth", "--shape", shape, "-o", str(path)]
+        chosen = ["--experts", "w4g32", *(["--dense", dense] if dense else [])]
+        subprocess.run([sys.executable, "-c", *command, *chosen], check=True, stdout=sys.stderr)
+    return path
+
+
+def main() -> int:
+    """Measure, print the table, judge it."""
+    parser = argparse.ArgumentParser(description="Measure how reading hides behind computing.")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="olmoe-1b-7b")
+    parser.add_argument("--dense", help="encoding of all but the experts")
+    parser.add_argument("--package", type=Path, help="use this package and make none")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--arena", type=size, default=size("128M"))
+    parser.add_argument("--limit", type=size, help="memory of the cgroup; not bounded if not given")
+    parser.add_argument("--ratio", type=float, default=1.15, help="target of total / max(reading, computing)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--part", choices=tuple(PARTS), nargs="+", default=list(PARTS))
+    given = parser.parse_args()
+    if given.child:
+        child = json.loads(given.child)
+        print(json.dumps(asdict(prefill(Path(child["package"]), child["tokens"], child["options"], child["rate"]))))
+        return 0
+    package = given.package or made(given.shape, given.dense)
+    table = Table("figure", "target", "measured", "", title=f"{package.stem}, medians of {given.rounds}")
+    good = True
+    for part in given.part:
+        for what, target, found, holds in PARTS[part](package, given, {"arena_bytes": given.arena}):
+            table.add_row(what, target, found, "" if holds else "MISSED")
+            good = good and holds
+    Console(width=150).print(table)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
