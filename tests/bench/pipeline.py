@@ -138,7 +138,7 @@ def plain_rate(package: Path, lanes: int) -> float:
     offsets, guard = iter(range(first, first + length, PIECE)), threading.Lock()
 
     def read() -> None:
-        buffer = memoryview(mmap.mmap(-1, PIECE))
+        buffer = memoryview(mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         while True:
             with guard:
                 offset = next(offsets, None)
