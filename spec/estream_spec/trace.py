@@ -41,9 +41,9 @@ ACTIVITIES: Final[tuple[Activity, ...]] = get_args(Activity)
 BANK_EVENTS: Final[tuple[BankEvent, ...]] = get_args(BankEvent)
 COMPUTING: Final = "computing"
 """The track of what computes; every trace has it."""
-MAX_TRACE_LENGTH: Final = 1 << 28
-"""256 MiB; an event takes some 120 bytes."""
-MAX_TRACE_EVENTS: Final = 1 << 20
+MAX_TRACE_LENGTH: Final = 1 << 27
+"""128 MiB; an event takes some 150 bytes."""
+MAX_TRACE_EVENTS: Final = 1 << 19
 SLACK_US: Final = 1.0
 """By so many microseconds an event may begin before the one before it ends, or end after the run: clocks and
 rounding."""
@@ -94,7 +94,7 @@ class Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     ts: Microseconds
     dur: Microseconds
     pid: Literal[1] = 1
-    tid: Identifier
+    tid: Identifier = 0
     args: Details = Details()
 
 
@@ -186,16 +186,19 @@ class Trace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, renam
 _decoder: Final = msgspec.json.Decoder(Trace)
 
 
-def trace_of(tracks: Mapping[str, Sequence[Event]], run: Run) -> Trace:
+def assemble(tracks: Mapping[str, Sequence[Event]], run: Run) -> Trace:
     """A trace with tracks in the order given.
 
     Args:
-        tracks: events of each track by its name; they have its number as `tid`, counted from 1.
+        tracks: events of each track by its name; they are given its number.
         run: what ran.
     """
-    names: list[Naming | Event] = [Naming(name="process_name", args=Label(name=run.package))]
-    names += (Naming(name="thread_name", tid=number, args=Label(name=name)) for number, name in enumerate(tracks, 1))
-    return Trace(trace_events=(*names, *(event for events in tracks.values() for event in events)), other_data=run)
+    named: list[Naming | Event] = [Naming(name="process_name", args=Label(name=run.package))]
+    timed: list[Event] = []
+    for number, (name, events) in enumerate(tracks.items(), 1):
+        named.append(Naming(name="thread_name", tid=number, args=Label(name=name)))
+        timed += (msgspec.structs.replace(each, tid=number) for each in events)
+    return Trace(trace_events=(*named, *timed), other_data=run)
 
 
 def decode_trace(data: bytes, path: str) -> Trace:
