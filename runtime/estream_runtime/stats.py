@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from estream_runtime.interpreter import Interpreter
@@ -54,6 +56,14 @@ class Stats:
         """Tokens a second after the first; None before there is a second one."""
         seconds = self.total_s - self.ttft_s
         return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else None
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, to a hundredth."""
+    # The command's name comes second, in brackets, and may hold anything; the start is the 22nd field, in ticks.
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
 
 
 class Laps:
