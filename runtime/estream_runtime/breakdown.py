@@ -76,11 +76,12 @@ def _reading(trace: Trace) -> list[str]:
 
 
 def _in_words(stats: RunStats) -> list[str]:
-    times = f", the run took {stats.total_s / floor_s(stats):.2f} times that" if floor_s(stats) else ""
+    floor = floor_s(stats)
     return [
-        f"bubble   {stats.bubble:.1%} of the prefill waited for reads",
-        f"floor    {floor_s(stats):.3f} s: reading takes {stats.io_busy_s:.3f} s, "
-        f"computing {stats.compute_busy_s:.3f} s{times}",
+        f"bubble   {stats.bubble:.1%} of the prefill went by waiting for reads",
+        f"floor    {floor:.3f} s, the longer of computing, {stats.compute_busy_s:.3f} s, and reading, "
+        f"{stats.io_busy_s:.3f} s",
+        f"total    {stats.total_s:.3f} s" + (f", {stats.total_s / floor:.2f} times the floor" if floor else ""),
         f"reading  {printable(stats.reading_mode)}",
     ]
 

@@ -43,7 +43,7 @@ def timeline(trace: Trace, width: int, marks: str) -> list[str]:
     banks = [(name, events) for name, events in tracks.items() if name.startswith("bank ")]
     lines += [(name, [each for each in events if each.name == "in use"]) for name, events in banks[:MOST_BANKS]]
     label = max(len(name) for name, _ in lines) + 1
-    cells = max(width, LEAST_WIDTH) - label - len("|| 100 %")
+    cells = max(width, LEAST_WIDTH) - label - len("|| 100%")
     drawn = [_line(name.ljust(label), shares(events, end, cells), marks) for name, events in lines]
     seconds = f"{trace.other_data.stats.total_s:.3f} s"
     axis = f"{'':{label}}0{seconds:>{cells + 1}}"

@@ -63,7 +63,7 @@ def _random_ids(count: int, vocabulary: int) -> npt.NDArray[np.int64]:
 def _marks() -> str:
     """What the terminal can show."""
     try:
-        BLOCKS.encode(sys.stdout.encoding)
+        BLOCKS.encode(sys.stdout.encoding if sys.stdout is not None else "ascii")
     except UnicodeEncodeError:
         return LETTERS
     return BLOCKS
