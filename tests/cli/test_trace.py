@@ -75,7 +75,7 @@ def test_as_json(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
 
 def test_a_terminal_that_shows_ascii_only(packed: PackageFactory) -> None:
     program = "from estream_runtime.cli import main; main()"
-    command = [sys.executable, "-c", program, "trace", packed(), "--tokens", "40"]
+    command = [sys.executable, "-c", program, "trace", str(packed()), "--tokens", "40"]
     found = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
     assert found.stdout.isascii()
     assert b"\\u" not in found.stdout
