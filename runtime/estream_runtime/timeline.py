@@ -1,7 +1,8 @@
 """A trace as a picture in characters: a line for each track, from the run's begin on the left to its end on the right.
 
 A cell's height is the share of its slice of time in which the track is busy. Computing has two lines, one for what it
-does and one for its waiting: reading hides behind computing where the second is empty.
+does and one for its waiting: reading hides behind computing where the second is empty. A bank is busy while what it
+holds is ready or in use: computing has much to go on with where many banks are full.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 """Heights of a cell, from nothing to all of it."""
 LETTERS: Final = " .:-=+*#@"
 """The same for terminals that show ASCII only."""
-MOST_BANKS: Final = 16
+MOST_BANKS: Final = 8
 """Banks that have lines of their own; the figures of others stand in the trace."""
 LEAST_WIDTH: Final = 40
 
@@ -41,14 +42,14 @@ def timeline(trace: Trace, width: int, marks: str) -> list[str]:
         elif name.startswith("lane "):
             lines.append((name, events))
     banks = [(name, events) for name, events in tracks.items() if name.startswith("bank ")]
-    lines += [(name, [each for each in events if each.name == "in use"]) for name, events in banks[:MOST_BANKS]]
+    lines += [(name, [each for each in events if each.name != "filling"]) for name, events in banks[:MOST_BANKS]]
     label = max(len(name) for name, _ in lines) + 1
     cells = max(width, LEAST_WIDTH) - label - len("|| 100%")
     drawn = [_line(name.ljust(label), shares(events, end, cells), marks) for name, events in lines]
     seconds = f"{trace.other_data.stats.total_s:.3f} s"
     axis = f"{'':{label}}0{seconds:>{cells + 1}}"
-    more = [f"and {len(banks) - MOST_BANKS} more banks"] if len(banks) > MOST_BANKS else []
-    return [axis, *drawn, *more]
+    more = f", and {len(banks) - MOST_BANKS} more of them" if len(banks) > MOST_BANKS else ""
+    return [axis, *drawn, f"banks while they are ready or in use{more}"]
 
 
 def shares(events: Iterable[Event], end: float, cells: int) -> npt.NDArray[np.float64]:

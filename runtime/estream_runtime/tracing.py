@@ -6,7 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from estream_loader.arena import Stay
@@ -110,11 +110,20 @@ class _Places:
         self._layers = sorted((start, layer) for layer, start in enumerate(bases))
         self._starts = [start for start, _ in self._layers]
 
-    def details(self, offset: int, length: int) -> Details:
-        """What is read from an offset on."""
+    def expert(self, offset: int) -> tuple[int, int]:
+        """The layer and the expert whose record has the byte at an offset."""
         start, layer = self._layers[bisect_right(self._starts, offset) - 1]
-        expert = (offset - start) // self._ranges[layer].record_length
-        return Details(layer=layer, group=expert // self._group_size, expert=expert, offset=offset, bytes=length)
+        return layer, (offset - start) // self._ranges[layer].record_length
+
+    def group(self, offset: int) -> tuple[int, int]:
+        """The layer and the group of that expert."""
+        layer, expert = self.expert(offset)
+        return layer, expert // self._group_size
+
+    def details(self, piece: Span) -> Details:
+        """What a piece brings."""
+        (layer, expert), (_, group) = self.expert(piece.offset), self.group(piece.offset)
+        return Details(layer=layer, group=group, expert=expert, offset=piece.offset, bytes=piece.length)
 
 
 def _events(recording: Recording, places: _Places) -> Iterator[tuple[str, Event]]:
@@ -129,13 +138,32 @@ def _events(recording: Recording, places: _Places) -> Iterator[tuple[str, Event]
         about = Details(layer=layer, group=group, expert=expert, tokens=tokens)
         yield COMPUTING, event(activity, "computing", begun, ended, about)
     for piece in recording.pieces:
-        about = places.details(piece.offset, piece.length)
-        yield f"lane {piece.lane}", event("read", "reading", piece.begun, piece.ended, about)
-    for stay in recording.stays:
-        if stay.state in _BANK_EVENTS and stay.group is not None:
+        yield f"lane {piece.lane}", event("read", "reading", piece.begun, piece.ended, places.details(piece))
+    for stay in _landed(recording, places):
+        if stay.state in _BANK_EVENTS and stay.group is not None and stay.ended > stay.begun:
             layer, group = stay.group
             name = _BANK_EVENTS[stay.state]
             yield f"bank {stay.bank}", event(name, "bank", stay.begun, stay.ended, Details(layer=layer, group=group))
+
+
+def _landed(recording: Recording, places: _Places) -> Iterator[Stay]:
+    """States of banks, each ready from the moment on at which the last piece of its group was there.
+
+    To the pager it is ready when somebody has waited for it, which may be much later.
+    """
+    pieces: dict[tuple[int, int], list[Span]] = {}
+    for piece in recording.pieces:
+        pieces.setdefault(places.group(piece.offset), []).append(piece)
+    ready: dict[int, float] = {}
+    for stay in recording.stays:
+        if stay.state is BankState.FILLING and stay.group is not None:
+            last = max((each.ended for each in pieces.get(stay.group, ()) if each.begun >= stay.begun), default=0.0)
+            ready[stay.bank] = min(max(last, stay.begun), stay.ended)
+            yield replace(stay, ended=ready[stay.bank])
+        elif stay.state is BankState.READY:
+            yield replace(stay, begun=ready.pop(stay.bank, stay.begun))
+        else:
+            yield stay
 
 
 def _microseconds(seconds: float) -> float:

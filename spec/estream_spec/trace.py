@@ -4,7 +4,7 @@ Times are microseconds since the run began. A track does one thing at a time:
 
 - `computing`: what `ACTIVITIES` names, and the time between them that is none of these;
 - `lane N`: a `read` for each piece that the lane read;
-- `bank N`: `filling`, `ready` and `in use`; between them the bank is available.
+- `bank N`: `filling` until the last piece is there, `ready`, and `in use`; between them the bank is available.
 
 `estream-run trace` writes such a file and `estream-pack inspect --html` draws it.
 """

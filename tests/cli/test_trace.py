@@ -42,7 +42,7 @@ def test_table_and_picture(trace: Trace, packed: PackageFactory) -> None:
     assert first[:3] == ["start-up", "process", "package"]
     for words in ("prefill, 40 tokens", "waiting for reads", "attention", "expansion of experts", "other", "bubble"):
         assert words in first
-    assert [line.split("|")[0].strip() for line in lines[-6:]] == [
+    assert [line.split("|")[0].strip() for line in lines[-7:-1]] == [
         *("computing", "waiting", "lane 0", "lane 1", "bank 0", "bank 1"),
     ]
 
