@@ -9,6 +9,9 @@ was bound to it under an earlier one is void.
 from __future__ import annotations
 
 import mmap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from estream_spec.errors import LinkError
@@ -20,6 +23,18 @@ _NEXT: Final = {
     BankState.READY: {BankState.IN_USE, BankState.AVAILABLE},
     BankState.IN_USE: {BankState.AVAILABLE, BankState.READY},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A bank in one state, from beginning to end as `time.perf_counter` counts seconds."""
+
+    bank: int
+    state: BankState
+    group: tuple[int, int] | None
+    """The group it held in the end."""
+    begun: float
+    ended: float
 
 
 class Bank:
@@ -38,6 +53,8 @@ class Bank:
         self.group: tuple[int, int] | None = None
         self.loaded: set[int] = set()
         self._state = BankState.AVAILABLE
+        self._on_stay: Callable[[Stay], None] | None = None
+        self._since = 0.0
 
     @property
     def state(self) -> BankState:
@@ -47,12 +64,24 @@ class Bank:
     def move(self, state: BankState) -> None:
         """Go on to the next state; another step than the allowed ones is a fault in the program, hence an assert."""
         assert state in _NEXT[self._state], f"bank {self.index} from {self._state.value} to {state.value}"
+        self._tell()
         self._state = state
 
     def take(self, group: tuple[int, int]) -> None:
         """Begin to hold another group: what was there is forgotten and earlier bindings are void."""
         self.group, self.loaded = group, set()
         self.epoch += 1
+
+    def watch(self, on_stay: Callable[[Stay], None] | None) -> None:
+        """Tell of each state from now on when it ends; None tells of the present one and of no further."""
+        self._tell()
+        self._on_stay, self._since = on_stay, time.perf_counter()
+
+    def _tell(self) -> None:
+        if self._on_stay is not None:
+            now = time.perf_counter()
+            self._on_stay(Stay(self.index, self._state, self.group, self._since, now))
+            self._since = now
 
 
 class Arena:
@@ -72,3 +101,8 @@ class Arena:
         self.banks = tuple(
             Bank(index, whole[index * bank_bytes : (index + 1) * bank_bytes]) for index in range(bank_count)
         )
+
+    def watch(self, on_stay: Callable[[Stay], None] | None) -> None:
+        """Tell of the states of all banks, see `Bank.watch`."""
+        for bank in self.banks:
+            bank.watch(on_stay)

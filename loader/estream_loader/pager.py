@@ -7,14 +7,14 @@ group reads each record once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
-from estream_loader.arena import Arena, Bank
+from estream_loader.arena import Arena, Bank, Stay
 from estream_loader.package import Package
-from estream_loader.reading import Read, Reader, ReadingStats
+from estream_loader.reading import Read, Reader, ReadingStats, Span
 from estream_spec.errors import EmoeError
 from estream_spec.schedule import BankState
 
@@ -53,8 +53,9 @@ class Pager:
         self._readings: list[list[_Reading]] = [[] for _ in range(bank_count)]
         """Of each bank: what is on its way there, until someone has waited for it."""
         self._dropped = 0
+        self._on_piece: Callable[[Span], None] | None = None
         check = None if package.integrity == "open" else package.check_record
-        self._reader = Reader(package.source, lanes, check=check, piece_bytes=PIECE_BYTES)
+        self._reader = Reader(package.source, lanes, check=check, piece_bytes=PIECE_BYTES, on_piece=self._tell)
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +84,16 @@ class Pager:
     def full(self) -> bool:
         """Whether every bank is ready for a resident program."""
         return all(bank.state is BankState.READY for bank in self.arena.banks)
+
+    def watch(self, on_piece: Callable[[Span], None] | None, on_stay: Callable[[Stay], None] | None) -> None:
+        """From now on tell of each piece that is read, on its lane, and of each state of a bank when it ends; or stop.
+
+        Args:
+            on_piece: told of pieces; None stops that.
+            on_stay: told of states; None tells of the present ones and stops that.
+        """
+        self._on_piece = on_piece
+        self.arena.watch(on_stay)
 
     def begin(self, *, resident: bool = False) -> None:
         """A program begins: no layer is routed, and all banks are available, or ready where it is resident."""
@@ -185,6 +196,10 @@ class Pager:
             self._finish(bank)
             if bank.state is not BankState.AVAILABLE:
                 bank.move(BankState.AVAILABLE)
+
+    def _tell(self, piece: Span) -> None:
+        if (on_piece := self._on_piece) is not None:
+            on_piece(piece)
 
     def _submit(self, bank: Bank, layer: int, experts: Iterable[int]) -> None:
         """Begin to read experts that are not there yet, adjacent ones together."""

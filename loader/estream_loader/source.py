@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self, runtime_checkable
 
 from estream_loader.direct import DirectFile
-from estream_spec.errors import LinkError
+from estream_spec.errors import LinkError, reason
 from estream_spec.rulebook import refusal
 
 PIECE: Final = 1 << 20
@@ -77,8 +77,7 @@ class FileSource:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:  # the second for a zero byte in the path
-            reason = str(getattr(error, "strerror", None) or error).lower()
-            raise LinkError(f"file cannot be opened: {reason}", path=str(path)) from None
+            raise LinkError(f"file cannot be opened: {reason(error)}", path=str(path)) from None
         return cls(descriptor, base=base, name=str(path), owned=True)
 
     def available(self) -> int:
@@ -140,8 +139,8 @@ def read_exactly(source: ByteSource, buffer: memoryview, offset: int) -> None:
         except InterruptedError:
             continue
         except OSError as error:
-            reason = error.strerror or errno.errorcode.get(error.errno or 0, str(error))
-            message = f"reading failed: {reason}: got {done} of {len(buffer)} bytes"
+            why = error.strerror or errno.errorcode.get(error.errno or 0, str(error))
+            message = f"reading failed: {why}: got {done} of {len(buffer)} bytes"
             raise LinkError(message, path=source.name, offset=offset + done) from error
         if count == 0:
             message = f"the package ends early: got {done} of {len(buffer)} bytes"

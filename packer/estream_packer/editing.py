@@ -20,7 +20,6 @@ from typing import Final
 
 from estream_loader import Package
 from estream_loader.source import FileSource, available, read
-from estream_packer.checkpoint.files import reason
 from estream_spec.constants import (
     FLAGS,
     MIN_SECTION_ALIGNMENT_SHIFT,
@@ -30,7 +29,7 @@ from estream_spec.constants import (
     SectionType,
 )
 from estream_spec.container import Container, check_superblock, decode_container
-from estream_spec.errors import FormatError, PackError
+from estream_spec.errors import FormatError, PackError, reason
 from estream_spec.layout import round_up
 from estream_spec.records import DirectoryEntry, Superblock, encode_directory
 

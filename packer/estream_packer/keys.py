@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from estream_loader.small_files import write_new
 from estream_packer.checkpoint.files import InputFile
-from estream_packer.small_files import write_new
 from estream_spec.constants import MAGIC
 from estream_spec.errors import PackError
 

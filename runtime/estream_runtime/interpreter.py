@@ -7,7 +7,6 @@ added in the order of their ids: results are the same to the last bit whatever t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from estream_loader.pager import Pager
 from estream_runtime.backends import Array, Backend
 from estream_runtime.batch import Batch
 from estream_runtime.cache import KeyValues
+from estream_runtime.recorder import Recorder
 from estream_runtime.rotary import rotary_tables
 from estream_runtime.routing import Routed, by_expert, route
 from estream_runtime.weights import DenseWeights, ExpertWeights
@@ -38,16 +38,6 @@ OnRoute = Callable[[int, npt.NDArray[np.int32], Floats], None]
 ROW_BLOCK: Final = 128
 """Rows that attend, or enter the head, together: bounds the memory of scores and logits."""
 _FORBIDDEN: Final = np.finfo(np.float32).min
-
-
-@dataclass(slots=True)
-class Busy:
-    """Where time went so far, in seconds."""
-
-    computing: float = 0.0
-    """Graphs and what prepares their inputs."""
-    waiting: float = 0.0
-    """Computing stood still until experts were in the arena."""
 
 
 @dataclass(slots=True)
@@ -99,7 +89,7 @@ class Interpreter:
         experts: ExpertWeights,
     ):
         self.model, self.pager = model, pager
-        self.busy = Busy()
+        self.recorder = Recorder()
         self._backend, self._embedding, self._dense, self._experts = backend, embedding, dense, experts
         layers = range(len(model.layers))
         self._classes = {role: [shape_class_of(role, model, layer) for layer in layers] for role in _LAYER_ROLES}
@@ -156,15 +146,18 @@ class Interpreter:
             for instruction in program.instructions:
                 match instruction.opcode:
                     case Opcode.EMBED:
-                        rows.x = self._embedding.gather(batch.token_ids)
+                        with self.recorder.during("embed", tokens=len(batch.token_ids)):
+                            rows.x = self._embedding.gather(batch.token_ids)
                     case Opcode.ATTEND:
-                        self._attend(rows, instruction.layer)
+                        with self.recorder.during("attention", instruction.layer, tokens=len(rows.x)):
+                            self._attend(rows, instruction.layer)
                     case Opcode.ROUTE:
                         self._route(rows, instruction.layer)
                     case Opcode.EXPERTS:
                         self._add_experts(rows, instruction)
                     case Opcode.COMBINE:
-                        rows.x = rows.x + rows.total
+                        with self.recorder.during("scatter", instruction.layer, tokens=len(rows.x)):
+                            rows.x = rows.x + rows.total
                     case Opcode.HEAD:
                         found.append(head(rows.x))
                     case _:
@@ -184,14 +177,13 @@ class Interpreter:
             TrapError: one is not finite.
         """
         logits = np.empty((len(x), self.model.vocabulary), np.float32)
-        with self._computing():
+        with self.recorder.during("head", tokens=len(x)):
             weights = self._dense.inputs("head")
-        for start, stop in _blocks(0, len(x)):
-            with self._computing():
+            for start, stop in _blocks(0, len(x)):
                 outputs = self._backend.run("head", 0, {"x": x[start:stop], **weights})
-            logits[start:stop] = outputs["logits"]
-        if not np.isfinite(logits).all():
-            raise TrapError("a logit is not finite", path="head")
+                logits[start:stop] = outputs["logits"]
+            if not np.isfinite(logits).all():
+                raise TrapError("a logit is not finite", path="head")
         return logits
 
     def last_logits(self, x: Floats) -> Floats:
@@ -206,11 +198,8 @@ class Interpreter:
             case Opcode.FILL:
                 self.pager.fill(*place)
             case Opcode.AWAIT:
-                begun = time.perf_counter()
-                try:
+                with self.recorder.during("wait", instruction.layer, instruction.group):
                     self.pager.await_(*place)
-                finally:
-                    self.busy.waiting += time.perf_counter() - begun
             case Opcode.RELEASE:
                 self.pager.release(instruction.bank, keep=keep)
 
@@ -240,25 +229,32 @@ class Interpreter:
     def _route(self, rows: _Rows, layer: int) -> None:
         """Choose experts, and leave unread what nobody chose."""
         block = self.model.expert_block(layer)
-        try:
-            expert_ids, weights = route(rows.scores, block.router)
-        except TrapError as error:
-            raise TrapError(error.message, path=f"layer {layer}") from None
-        rows.routed = by_expert(expert_ids, weights, block.experts)
-        self.pager.route(layer, np.flatnonzero(rows.routed.counts).tolist())
-        rows.total = np.zeros_like(rows.normed)
+        with self.recorder.during("route", layer, tokens=len(rows.x)):
+            try:
+                expert_ids, weights = route(rows.scores, block.router)
+            except TrapError as error:
+                raise TrapError(error.message, path=f"layer {layer}") from None
+            rows.routed = by_expert(expert_ids, weights, block.experts)
+            self.pager.route(layer, np.flatnonzero(rows.routed.counts).tolist())
+            rows.total = np.zeros_like(rows.normed)
         if rows.on_route is not None:
             rows.on_route(layer, expert_ids, weights)
 
     def _add_experts(self, rows: _Rows, instruction: Instruction) -> None:
         """Add what the chosen experts of one group give to their rows."""
         _, layer, group, number = instruction
-        bank = self.pager.use(number)
+        bank, during = self.pager.use(number), self.recorder.during
         for expert in self.pager.wanted(layer, group):
             chosen, shares = rows.routed.tokens_of(expert)
-            with self._computing():
+            about = layer, group, expert, len(chosen)
+            with during("expand", *about):
                 inputs = self._experts.bind(layer, self.pager.record(bank, expert))
-                rows.total[chosen] += shares[:, None] * self._expert(layer, {"normed": rows.normed[chosen], **inputs})
+            with during("gather", *about):
+                normed = rows.normed[chosen]
+            with during("products", *about):
+                added = self._graph("expert", layer, {"normed": normed, **inputs})["y"]
+            with during("scatter", *about):
+                rows.total[chosen] += shares[:, None] * added
 
     @contextmanager
     def _in_banks(self, program: Program) -> Iterator[None]:
@@ -270,22 +266,11 @@ class Interpreter:
             self.pager.settle()
             raise
 
-    def _expert(self, layer: int, feeds: dict[str, Array]) -> Floats:
-        return self._backend.run("expert", self._classes["expert"][layer], feeds)["y"]
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        begun = time.perf_counter()
-        yield
-        self.busy.computing += time.perf_counter() - begun
-
     def _graph(self, role: GraphRole, layer: int, feeds: dict[str, Array]) -> dict[str, Array]:
-        with self._computing():
-            return self._backend.run(role, self._classes[role][layer], feeds)
+        return self._backend.run(role, self._classes[role][layer], feeds)
 
     def _dense_graph(self, role: GraphRole, layer: int, feeds: dict[str, Array]) -> dict[str, Array]:
-        with self._computing():
-            return self._backend.run(role, self._classes[role][layer], feeds | self._dense.inputs(role, layer))
+        return self._graph(role, layer, feeds | self._dense.inputs(role, layer))
 
     def _key_values(self, layer: int) -> KeyValues:
         return KeyValues(self.model.attention(layer), self.model.context_length)

@@ -24,10 +24,12 @@ from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
 from estream_runtime.programs import POLICIES, Sizes, choose_programs
 from estream_runtime.sampling import Sampler, check_count, is_whole
-from estream_runtime.stats import Meter, Stats
+from estream_runtime.stats import Laps, Meter, Stats
+from estream_runtime.tracing import recorded, trace_of
 from estream_runtime.weights import DenseWeights, ExpertWeights, scratch_for
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.schedule import POLICY_NAMES, Policy
+from estream_spec.trace import Trace
 
 MAX_THREADS: Final = 256
 """Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
@@ -89,6 +91,9 @@ class Session:
             or `on-demand`, one group at a time. None takes the package's program for these sizes, or `pre-routing`.
             Before routing nothing is read for a few tokens, since they need few experts.
 
+    Attributes:
+        start_up_s: seconds it took to open the session, by part. Whoever opens it may add what came before.
+
     Raises:
         LinkError: no such backend or policy, an arena smaller than one expert, or graphs and weights that do not fit
             each other.
@@ -120,10 +125,12 @@ class Session:
             raise LinkError(f"prefetch_depth is {prefetch_depth!r}, expected at least 0")
         if policy is not None and policy not in POLICIES:
             raise LinkError(f"unknown policy {policy!r}, expected one of: {', '.join(POLICIES)}")
+        laps = Laps()
         sizes = Sizes(arena_bytes=arena_bytes, group_size=group_size, prefetch_depth=prefetch_depth)
         self._programs = choose_programs(package, sizes, None if policy is None else POLICIES[policy])
         self._package, self._model = package, manifest.model
         self._closed = False
+        laps.end("programs")
         with ExitStack() as stack:
             graphs = {
                 GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
@@ -131,12 +138,17 @@ class Session:
             }
             opened = open_backend(backend, self._model, graphs, threads or len(os.sched_getaffinity(0)))
             stack.callback(opened.close)
+            laps.end("backend")
             banks, together = self._programs.many.bank_count, self._programs.many.group_size
             pager = stack.enter_context(Pager(package, bank_count=banks, group_size=together, lanes=lanes))
+            laps.end("arena")
             scratch = scratch_for(package)
             dense, experts = DenseWeights(package, opened, scratch), ExpertWeights(package, opened, scratch)
+            laps.end("dense weights")
             self._interpreter = Interpreter(self._model, opened, pager, EmbeddingRows(package), dense, experts)
+            laps.end("embedding")
             self._resources = stack.pop_all()
+        self.start_up_s: dict[str, float] = laps.seconds
 
     def __enter__(self) -> Self:
         return self
@@ -185,6 +197,14 @@ class Session:
         with meter.running():
             logits = self._run(Batch.of(prompt), self._interpreter.last_logits)
         return Prefill(logits, meter.stats())
+
+    def trace(self, token_ids: TokenIds) -> Trace:
+        """What happened when in a prefill, which is not much slower for it. Raises as `forward` does."""
+        prompt = self._prompt(token_ids)
+        meter = self._meter(prompt)
+        with recorded(self._interpreter) as recording, meter.running():
+            self._run(Batch.of(prompt), self._interpreter.last_logits)
+        return trace_of(recording, self._package, self._interpreter.pager, meter.stats(), self.start_up_s)
 
     def generate(
         self,

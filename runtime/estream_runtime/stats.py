@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from estream_runtime.interpreter import Interpreter
+from estream_spec.trace import Activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,8 @@ class Stats:
             the session, and starting the process, do not count.
         total_s: seconds the run took; what a caller does between two tokens does not count.
         io_busy_s: seconds in which a read of expert records was under way.
-        compute_busy_s: seconds in which graphs ran or their inputs were made ready.
+        activity_s: seconds by activity, see `estream_spec.trace`; what is missing to `total_s` is between activities.
+        compute_busy_s: seconds of all activities but `wait`.
         bubble: share of `total_s`, 0 to 1, in which computing waited for expert records to be read and checked.
         bytes_read: bytes of expert records read.
         reads: reads of expert records.
@@ -37,6 +41,7 @@ class Stats:
     ttft_s: float
     total_s: float
     io_busy_s: float
+    activity_s: dict[Activity, float]
     compute_busy_s: float
     bubble: float
     bytes_read: int
@@ -51,6 +56,32 @@ class Stats:
         """Tokens a second after the first; None before there is a second one."""
         seconds = self.total_s - self.ttft_s
         return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else None
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, to a hundredth."""
+    # The command's name comes second, in brackets, and may hold anything; the start is the 22nd field, in ticks.
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
+
+
+class Laps:
+    """Measures steps that follow each other.
+
+    Attributes:
+        seconds: of each step that has ended.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Final = dict[str, float]()
+        self._last = time.perf_counter()
+
+    def end(self, step: str) -> None:
+        """The step that began when the one before it ended, or with all of this, is over."""
+        now = time.perf_counter()
+        self.seconds[step] = now - self._last
+        self._last = now
 
 
 class Meter:
@@ -81,14 +112,17 @@ class Meter:
 
     def stats(self) -> Stats:
         """What the run cost so far."""
-        total, io_busy, computing, waiting, bytes_read, reads = self._spent
+        total, io_busy, bytes_read, reads, *spent = self._spent
+        activities = dict(zip(self._interpreter.recorder.seconds, spent, strict=True))
+        waiting = activities["wait"]
         return Stats(
             prompt_tokens=self._prompt_tokens,
             new_tokens=self._new_tokens,
             ttft_s=total if self._ttft is None else self._ttft,
             total_s=total,
             io_busy_s=io_busy,
-            compute_busy_s=computing,
+            activity_s=activities,
+            compute_busy_s=sum(activities.values()) - waiting,
             bubble=waiting / total if total > 0 else 0.0,
             bytes_read=int(bytes_read),
             reads=int(reads),
@@ -99,6 +133,5 @@ class Meter:
         )
 
     def _readings(self) -> tuple[float, ...]:
-        busy, paged = self._interpreter.busy, self._interpreter.pager.stats
-        now = time.perf_counter()
-        return now, paged.io_busy_s, busy.computing, busy.waiting, paged.bytes_read, paged.reads
+        paged, activities = self._interpreter.pager.stats, self._interpreter.recorder.seconds
+        return time.perf_counter(), paged.io_busy_s, paged.bytes_read, paged.reads, *activities.values()

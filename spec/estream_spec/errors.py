@@ -101,7 +101,7 @@ class TrapError(EmoeError):
 
 
 class PackError(EmoeError):
-    """The packer's input is at fault: checkpoint, recipe, or the place to write to."""
+    """A checkpoint, a recipe or the place to write to is at fault."""
 
     slug = "pack"
 
@@ -115,6 +115,11 @@ def located(offset: int) -> Iterator[None]:
         if error.offset is None:
             error.offset = offset
         raise
+
+
+def reason(error: OSError | ValueError) -> str:
+    """What the system says of a call that failed, or Python of a path no system would take."""
+    return str(getattr(error, "strerror", None) or error).lower()
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Self
 
-from estream_spec.errors import PackError
+from estream_spec.errors import PackError, reason
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
@@ -121,8 +121,3 @@ class InputFile:
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     """What differs after any write: length, and the times of the last change of content and of inode."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def reason(error: OSError | ValueError) -> str:
-    """What the system says of a failed call."""
-    return str(getattr(error, "strerror", None) or error).lower()

@@ -17,13 +17,13 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from estream_packer.checkpoint.files import InputFile, reason
+from estream_packer.checkpoint.files import InputFile
 from estream_packer.checkpoint.header import TensorInfo
 from estream_packer.checkpoint.json_strict import parse_object
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import SafetensorsFile
 from estream_spec import limits
-from estream_spec.errors import PackError
+from estream_spec.errors import PackError, reason
 from estream_spec.manifest import Source
 
 CONFIG: Final = "config.json"

@@ -41,8 +41,8 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     `configure` puts a choice into a package.
     """
     from estream_loader.console import print_json
+    from estream_loader.small_files import write_over
     from estream_packer.planning import find_profile, plan_prompts, plan_tables, seconds_text
-    from estream_packer.small_files import write_over
 
     planned = plan_prompts(model, find_profile(profile), memory, prompts)
     if svg is not None:

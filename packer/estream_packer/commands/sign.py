@@ -36,10 +36,10 @@ def command(package: Path, key: Path, counter: int, output: Path | None) -> None
     above all: one or two thousand in most packages.
     """
     from estream_loader import open_package
+    from estream_loader.small_files import write_over
     from estream_packer.editing import edit_package
     from estream_packer.keys import read_private_key
     from estream_packer.signing import read_replaceable, renews, signature_changes
-    from estream_packer.small_files import write_over
 
     private = read_private_key(key)
     if output is None:

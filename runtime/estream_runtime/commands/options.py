@@ -18,6 +18,7 @@ from estream_loader.policy_options import policy_of, policy_options
 from estream_runtime.backends import BACKENDS
 from estream_runtime.programs import POLICIES
 from estream_runtime.session import MAX_LANES, Session
+from estream_runtime.stats import Laps, process_age_s
 
 
 class FiniteRange(click.FloatRange):
@@ -82,10 +83,11 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         if signatures and not keys:
             raise click.UsageError("--signature needs --key", click.get_current_context())
         trusted = policy_of(keys, minimum_counter, tuple(read_signature(path) for path in signatures))
-        with (
-            open_package(package, integrity=integrity, policy=trusted) as opened,
-            Session(opened, backend, arena, threads=threads, lanes=lanes, policy=policy) as session,
-        ):
-            verb(session, **rest)
+        laps, process_s = Laps(), process_age_s()
+        with open_package(package, integrity=integrity, policy=trusted) as opened:
+            laps.end("package")
+            with Session(opened, backend, arena, threads=threads, lanes=lanes, policy=policy) as session:
+                session.start_up_s = {"process": process_s, **laps.seconds, **session.start_up_s}
+                verb(session, **rest)
 
     return with_session

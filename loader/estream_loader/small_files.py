@@ -1,4 +1,4 @@
-"""Writes keys and detached signatures: files of a few bytes that are there whole or not at all."""
+"""Writes small files, such as keys, signatures, pictures and traces: they are there whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from estream_packer.checkpoint.files import reason
-from estream_spec.errors import PackError
+from estream_spec.errors import PackError, reason
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:

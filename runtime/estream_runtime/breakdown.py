@@ -1,0 +1,94 @@
+"""A trace as a table: where the time of a prefill went, and what reading did beside it."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Final
+
+from estream_spec.errors import printable
+from estream_spec.trace import Activity, Run, RunStats, Trace
+
+_WORDS: Final[dict[Activity, str]] = {
+    "wait": "waiting for reads",
+    "attention": "attention",
+    "route": "routing",
+    "expand": "expansion of experts",
+    "gather": "gather of rows",
+    "products": "matrix products",
+    "scatter": "scatter",
+    "embed": "embedding",
+    "head": "head",
+}
+"""What the table calls activities, in its order."""
+_LEFT: Final = 44
+"""Characters of the left column."""
+
+
+def other_s(stats: RunStats) -> float:
+    """Seconds of a run that are none of its activities."""
+    return stats.total_s - sum(stats.activity_s.values())
+
+
+def floor_s(stats: RunStats) -> float:
+    """Seconds that a run takes at least in which reading and computing each take what they took here."""
+    return max(stats.io_busy_s, stats.compute_busy_s)
+
+
+def lane_busy_s(trace: Trace) -> dict[str, float]:
+    """Seconds in which each lane was reading."""
+    lanes = {name: events for name, events in trace.tracks().items() if name.startswith("lane ")}
+    return {name: sum(each.dur for each in events) / 1e6 for name, events in lanes.items()}
+
+
+def breakdown(trace: Trace) -> list[str]:
+    """The table, line by line, in 80 characters or less but for how bytes were read."""
+    run = trace.other_data
+    left, right = _computing(run), _reading(trace)
+    beside = [f"{one or '':{_LEFT}}{other or ''}".rstrip() for one, other in zip_longest(left, right)]
+    return [*_start_up(run.stats), "", *beside, "", *_in_words(run.stats)]
+
+
+def _start_up(stats: RunStats) -> list[str]:
+    total = sum(stats.start_up_s.values())
+    return [_row("start-up", total), *(_row(f"  {part}", each, total) for part, each in stats.start_up_s.items())]
+
+
+def _computing(run: Run) -> list[str]:
+    stats = run.stats
+    parts = {words: stats.activity_s.get(activity, 0.0) for activity, words in _WORDS.items()}
+    parts["other"] = other_s(stats)
+    rows = [_row(f"  {words}", seconds, stats.total_s) for words, seconds in parts.items()]
+    return [_row(f"prefill, {run.tokens:,} tokens", stats.total_s), *rows]
+
+
+def _reading(trace: Trace) -> list[str]:
+    stats = trace.other_data.stats
+    rate = stats.bytes_read / stats.io_busy_s / 1e6 if stats.io_busy_s else 0.0
+    lanes = [f"  {name:8}{_share(seconds, stats.total_s):>20}" for name, seconds in lane_busy_s(trace).items()]
+    return [
+        f"reading {stats.io_busy_s:12.3f} s{_share(stats.io_busy_s, stats.total_s):>8}",
+        f"  bytes {stats.bytes_read:14,}",
+        f"  rate  {rate:14,.0f} MB/s",
+        f"  reads {stats.reads:14,}",
+        f"  pieces{stats.pieces:14,}",
+        *lanes,
+    ]
+
+
+def _in_words(stats: RunStats) -> list[str]:
+    floor = floor_s(stats)
+    return [
+        f"bubble   {stats.bubble:.1%} of the prefill went by waiting for reads",
+        f"floor    {floor:.3f} s, the longer of computing, {stats.compute_busy_s:.3f} s, and reading, "
+        f"{stats.io_busy_s:.3f} s",
+        f"total    {stats.total_s:.3f} s" + (f", {stats.total_s / floor:.2f} times the floor" if floor else ""),
+        f"reading  {printable(stats.reading_mode)}",
+    ]
+
+
+def _row(words: str, seconds: float, of: float | None = None) -> str:
+    return f"{words:24}{seconds:8.3f} s" + ("" if of is None else f"{_share(seconds, of):>7}")
+
+
+def _share(seconds: float, of: float) -> str:
+    return f"{seconds / of:.1%}" if of else ""

@@ -1,0 +1,140 @@
+"""`estream-run trace`, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from estream_loader import open_package
+from estream_loader.console import run_command
+from estream_runtime.cli import PROGRAM, group
+from estream_spec.trace import ACTIVITIES, decode_trace
+from fixtures.packed import PackageFactory
+
+PROMPT = "in the beginning"
+Trace = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def trace(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """`trace(*arguments)`: exit status, standard output and standard error of `estream-run trace`, 80 columns wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        status = run_command(group, PROGRAM, ["trace", *map(str, arguments)])
+        return status, *capfd.readouterr()
+
+    return call
+
+
+def test_table_and_picture(trace: Trace, packed: PackageFactory) -> None:
+    status, out, err = trace(packed(), "--tokens", "40", "--arena", "64K")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert all(len(line) <= 80 for line in lines if not line.startswith("reading "))
+    first = [line.split("  ")[0] or line.strip().split("  ")[0] for line in lines]
+    assert first[:3] == ["start-up", "process", "package"]
+    for words in ("prefill, 40 tokens", "waiting for reads", "attention", "expansion of experts", "other", "bubble"):
+        assert words in first
+    assert [line.split("|")[0].strip() for line in lines[-7:-1]] == [
+        *("computing", "waiting", "lane 0", "lane 1", "bank 0", "bank 1"),
+    ]
+
+
+def test_the_file_is_a_trace_of_the_prompt(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    status, out, _ = trace(packed(), "--prompt", PROMPT, "-o", path)
+    assert status == 0
+    assert out.endswith(f"wrote {path}\n")
+    with open_package(packed()) as package:
+        tokens = len(package.tokenizer.encode(PROMPT).ids)
+    assert decode_trace(path.read_bytes(), str(path)).other_data.tokens == tokens
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_as_json(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    status, out, err = trace(packed(), "--tokens", "30", "--json", "-o", path, "--lanes", "3", "--arena", "48K")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert (found["tokens"], found["lanes"], found["arena_bytes"]) == (30, 3, 48 << 10)
+    stats = found["stats"]
+    assert list(stats["lane_busy_s"]) == ["lane 0", "lane 1", "lane 2"]
+    assert set(stats["activity_s"]) == set(ACTIVITIES)
+    assert sum(stats["activity_s"].values()) + stats["other_s"] == pytest.approx(stats["total_s"])
+    assert stats["floor_s"] == max(stats["io_busy_s"], stats["compute_busy_s"])
+    assert stats["start_up_s"]["process"] > 0
+    assert decode_trace(path.read_bytes(), "").other_data.stats.bytes_read == stats["bytes_read"]
+
+
+def test_a_terminal_that_shows_ascii_only(packed: PackageFactory) -> None:
+    program = "from estream_runtime.cli import main; main()"
+    command = [sys.executable, "-c", program, "trace", str(packed()), "--tokens", "40"]
+    found = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    assert found.stdout.isascii()
+    assert b"\\u" not in found.stdout
+    assert b"computing |" in found.stdout
+
+
+def test_an_existing_file_is_replaced(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("something longer than a trace, or so it was" * 1000)
+    held = path.open()
+    assert trace(packed(), "--tokens", "3", "-o", path)[0] == 0
+    decode_trace(path.read_bytes(), "")
+    with held:
+        assert held.read().startswith("something longer")  # another file took its name in one step
+
+
+def test_damage_is_told_and_leaves_what_was_there(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+    data = bytearray(packed().read_bytes())
+    with open_package(packed()) as package:
+        for expert in range(package.experts.table.ranges[1].count):
+            data[package.experts.place(1, expert).offset] ^= 1
+    damaged, path = tmp_path / "damaged.emoe", tmp_path / "trace.json"
+    damaged.write_bytes(data)
+    status, out, err = trace(damaged, "--tokens", "40", "-o", path)
+    assert (status, out) == (1, "")
+    assert "record has checksum" in err
+    assert list(tmp_path.iterdir()) == [damaged]
+    path.write_text("before")
+    assert trace(damaged, "--tokens", "40", "-o", path)[0] == 1
+    assert path.read_text() == "before"
+
+
+def test_a_place_that_cannot_be_written(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "trace.json"
+    status, _, err = trace(packed(), "--tokens", "3", "-o", missing)
+    assert status == 1
+    assert err == (
+        f"{PROGRAM}: error: file cannot be written: no such file or directory (at {missing})\n"
+        f"{PROGRAM}: hint: make the folder first\n"
+    )
+    status, _, err = trace(packed(), "--tokens", "3", "-o", tmp_path)
+    assert status == 1
+    assert "is a directory" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "give --prompt or --tokens"),
+        (["--prompt", "a", "--tokens", "3"], 2, "give --prompt or --tokens"),
+        (["--tokens", "0"], 2, "0 is not in the range"),
+        (["--prompt", ""], 1, "prompt has no tokens"),
+        (["--tokens", "513"], 1, "prompt has 513 tokens, the context holds 512"),
+    ],
+)
+def test_what_cannot_be_traced(
+    arguments: list[str], status: int, message: str, trace: Trace, packed: PackageFactory
+) -> None:
+    found, out, err = trace(packed(), *arguments)
+    assert (found, out) == (status, "")
+    assert message in err
