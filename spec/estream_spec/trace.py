@@ -217,7 +217,7 @@ def decode_trace(data: bytes, path: str) -> Trace:
         raise MalformedError(f"trace has {len(data)} bytes, the limit is {MAX_TRACE_LENGTH}", path=path)
     try:
         trace = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
         raise MalformedError(f"not a trace of a run: {text}", path=path) from None
