@@ -23,6 +23,8 @@ from estream_spec.layout import matrix_tensors
 from estream_spec.manifest import Matrix, RecordLayout
 from estream_spec.weights import GROUP_SIZES, MAX_MULTIPLIER, NIBBLE_ZERO, Bytes, Floats
 
+MAX_SEED: Final = (1 << 64) - 1
+"""Largest seed: the generator takes 64 bits."""
 BYTES: Final = 16_777_213
 """Values in a pool of bytes, a prime: 16 MiB."""
 FLOATS: Final = 1_048_573

@@ -22,14 +22,13 @@ from estream_packer.packing import (
     write_package,
 )
 from estream_packer.plan import Plan, plan_package
-from estream_packer.random_weights import RandomRecords
+from estream_packer.random_weights import MAX_SEED, RandomRecords
 from estream_packer.recipe import BuildOptions, check_options
 from estream_packer.writer import PackageWriter, check_output, check_space
 from estream_spec.manifest import Provenance
 from estream_spec.model import ModelDescription
 from estream_spec.records import RecordRange
 
-MAX_SEED: Final = (1 << 64) - 1
 NO_MEANING: Final = "the weights are random: good for measuring, and what the model says means nothing"
 NO_TOKENIZER: Final = "a synthetic package has no tokenizer, so it takes token ids and no text"
 

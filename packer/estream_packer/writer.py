@@ -25,6 +25,7 @@ from typing import BinaryIO, Final, Self
 import crc32c
 import zstandard
 
+from estream_packer.checkpoint.files import reason
 from estream_spec import limits
 from estream_spec.constants import (
     DATA_START,
@@ -279,9 +280,8 @@ def _refused(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
         hint = HINTS.get(error.errno or 0)
-        raise PackError(f"package cannot be written: {reason}", path=str(output), hint=hint) from error
+        raise PackError(f"package cannot be written: {reason(error)}", path=str(output), hint=hint) from error
 
 
 def _compressed(data: bytes) -> tuple[bytes, Codec]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from estream_packer.commands.options import show_package, weight_options
+from estream_packer.random_weights import MAX_SEED
 from estream_packer.recipe import BuildOptions
 from estream_spec.shapes import SHAPES
 
@@ -17,7 +18,7 @@ from estream_spec.shapes import SHAPES
 @weight_options
 @click.option(
     "--seed",
-    type=click.IntRange(0, (1 << 64) - 1),
+    type=click.IntRange(0, MAX_SEED),
     default=0,
     show_default=True,
     help="Picks the weights; the same seed gives the same package.",

@@ -12,6 +12,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
+from estream_packer.checkpoint.files import reason
 from estream_spec.errors import PackError
 
 FILES: Final = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "held-out.txt")
@@ -49,5 +50,4 @@ def write_sample(folder: Path) -> None:
                     shutil.copyfileobj(content, target)
             undo.pop_all()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise PackError(f"sample cannot be written: {reason}", path=str(folder)) from error
+        raise PackError(f"sample cannot be written: {reason(error)}", path=str(folder)) from error

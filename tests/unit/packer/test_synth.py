@@ -16,8 +16,9 @@ from estream_loader.progress import Progress
 from estream_loader.records import tensors
 from estream_packer import random_weights
 from estream_packer.proving import prove
+from estream_packer.random_weights import MAX_SEED
 from estream_packer.recipe import BuildOptions, DenseEncoding
-from estream_packer.synth import MAX_SEED, SynthResult, synthesise
+from estream_packer.synth import SynthResult, synthesise
 from estream_runtime import Session
 from estream_spec.errors import PackError
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
