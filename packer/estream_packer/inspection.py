@@ -16,7 +16,7 @@ from estream_packer.signing import SignatureSummary, summarise_signatures
 from estream_packer.summary import Summary, summarise
 from estream_spec.constants import DATA_START, KNOWN_SECTIONS, Codec, SectionType
 from estream_spec.container import Container
-from estream_spec.manifest import DeviceConfiguration, Graph
+from estream_spec.manifest import DeviceConfiguration, Graph, RecordLayout
 from estream_spec.model import Attention, ExpertBlock, ModelDescription
 
 SEVERAL: Final = (SectionType.GRAPH, SectionType.SCHEDULE, SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE)
@@ -63,6 +63,28 @@ class RecordGroup(Struct, frozen=True, kw_only=True):
     padding_share: float
 
 
+class RecordRangeSummary(Struct, frozen=True, kw_only=True):
+    """Records that follow each other: the experts of one layer, or one dense record.
+
+    Attributes:
+        section: `dense` or `experts`.
+        name: `embedding`, `layer 3`, or at the end `head` or `last norm`.
+        layer: number of the layer; None for what belongs to none.
+        matrices: what is in each record, and how it is stored.
+        offset: bytes from the package's start to the first record.
+        count: records.
+        record_length: bytes of one, padded.
+    """
+
+    section: str
+    name: str
+    layer: int | None
+    matrices: tuple[str, ...]
+    offset: int
+    count: int
+    record_length: int
+
+
 class Source(Struct, frozen=True, kw_only=True):
     """A file the package was made from; its digest in hexadecimal."""
 
@@ -84,6 +106,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         extents: every stretch of the package in order; their stored lengths add up to its length.
         summary: weights by role, bytes by purpose.
         records: records by section and layout.
+        ranges: where the records are, in order.
         graphs: compiled graphs.
         local_device_configurations: how to run here, added where the package is used; the first is the default.
         device_configurations: how to run on one kind of device; without local ones the first is the default.
@@ -105,6 +128,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     extents: tuple[Extent, ...]
     summary: Summary
     records: tuple[RecordGroup, ...]
+    ranges: tuple[RecordRangeSummary, ...]
     graphs: tuple[Graph, ...]
     local_device_configurations: tuple[DeviceConfiguration, ...]
     device_configurations: tuple[DeviceConfiguration, ...]
@@ -134,6 +158,7 @@ def inspect_package(package: Package) -> Inspection:
         extents=tuple(_extents(package.container)),
         summary=summarise(package.container, manifest.layouts, package.dense.table, package.experts.table),
         records=tuple(_record_groups(package)),
+        ranges=tuple(_ranges(package)),
         graphs=manifest.graphs,
         local_device_configurations=tuple(reversed(local_configurations(package).values())),
         device_configurations=manifest.device_configurations,
@@ -194,12 +219,60 @@ def _record_groups(package: Package) -> Iterator[RecordGroup]:
             length = alike[0].record_length
             yield RecordGroup(
                 section=section,
-                matrices=tuple(f"{matrix.name} {matrix.encoding}" for matrix in layout.matrices),
+                matrices=_matrices(layout),
                 count=sum(each.count for each in alike),
                 record_length=length,
                 payload_length=layout.payload_length,
                 padding_share=1 - layout.payload_length / length,
             )
+
+
+def _ranges(package: Package) -> Iterator[RecordRangeSummary]:
+    model, start = package.manifest.model, package.container.section
+    end = "last norm" if model.tied_head else "head"
+    dense = [("embedding", None), *((f"layer {layer}", layer) for layer in range(len(model.layers))), (end, None)]
+    experts = [(f"layer {layer}", layer) for layer in range(len(model.layers))]
+    sections = (
+        ("dense", SectionType.DENSE, package.dense.table, dense),
+        ("experts", SectionType.EXPERTS, package.experts.table, experts),
+    )
+    for section, kind, table, names in sections:
+        for each, (name, layer) in zip(table.ranges, names, strict=True):
+            yield RecordRangeSummary(
+                section=section,
+                name=name,
+                layer=layer,
+                matrices=_matrices(package.manifest.layouts[each.layout]),
+                offset=start(kind).offset + each.base,
+                count=each.count,
+                record_length=each.record_length,
+            )
+
+
+def _matrices(layout: RecordLayout) -> tuple[str, ...]:
+    """What is in a record, and how it is stored."""
+    return tuple(f"{matrix.name} {matrix.encoding}" for matrix in layout.matrices)
+
+
+def describe_identity(found: Inspection) -> dict[str, str]:
+    """Who a package says it is, in words, by subject."""
+    return {
+        "model": found.name,
+        "file id": found.file_id,
+        "content id": found.content_id,
+        "format": f"{found.format}, pages of {found.page_size:,} bytes",
+        "written by": found.writer,
+        "licence": found.licence or "not stated",
+        **{f"made from {source.name}": f"{source.length:,} bytes, {source.sha256[:16]}…" for source in found.sources},
+        **{f"extension {name}": "" for name in found.extensions},
+        **{f"signature {each.section}": _signature(each) for each in found.signatures},
+        **{f"notice {number}": text for number, text in enumerate(found.notices, 1)},
+    }
+
+
+def _signature(signature: SignatureSummary) -> str:
+    verdict = "verifies, which is no reason to trust it" if signature.verifies else "does not verify"
+    return f"by {signature.key}, counter {signature.security_counter}: {verdict}"
 
 
 def describe_model(model: ModelDescription) -> dict[str, str]:

@@ -25,7 +25,6 @@ from typing import BinaryIO, Final, Self
 import crc32c
 import zstandard
 
-from estream_packer.checkpoint.files import reason
 from estream_spec import limits
 from estream_spec.constants import (
     DATA_START,
@@ -39,7 +38,7 @@ from estream_spec.constants import (
     SectionType,
 )
 from estream_spec.container import Container
-from estream_spec.errors import PackError
+from estream_spec.errors import PackError, reason
 from estream_spec.layout import round_up
 from estream_spec.records import DirectoryEntry, RecordRange, RecordTable, Superblock, encode_directory
 

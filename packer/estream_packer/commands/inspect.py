@@ -15,54 +15,71 @@ if TYPE_CHECKING:
 
     from estream_packer.inspection import Inspection
     from estream_packer.schedules import ScheduleListing, ScheduleSummary
-    from estream_packer.signing import SignatureSummary
     from estream_spec.manifest import DeviceConfiguration
 
 
 @click.command(short_help="Show what a package holds.")
 @click.argument("package", type=FILE)
 @click.option("--schedule", "schedules", is_flag=True, help="Show its programs instead: their proof, their assembly.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="PAGE", help="Draw it on this page for a browser.")
+@click.option(
+    "--trace", type=FILE, metavar="RUN", help="Draw this run of it, too, as `estream-run trace -o` writes it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(package: Path, schedules: bool, as_json: bool) -> None:
+def command(package: Path, schedules: bool, html: Path | None, trace: Path | None, as_json: bool) -> None:
     """Show what PACKAGE says of itself: identity, model, weights, sections, records, graphs, signatures, provenance.
 
     Only its tables are read, however large it is; `validate` and `verify` say whether the rest is sound. Nor is a
     signature that verifies a reason to trust it, since anyone can make one: `verify --key` asks for the vendor's.
+
+    With --html all of it goes onto one page for a browser, with a picture of the layout and, with --trace, of a run.
     """
     from estream_loader import open_package
     from estream_packer.inspection import inspect_package
     from estream_packer.schedules import list_schedules
 
+    context = click.get_current_context()
+    if html is not None and (schedules or as_json):
+        raise click.UsageError(f"--html and {'--schedule' if schedules else '--json'} exclude each other", context)
+    if trace is not None and html is None:
+        raise click.UsageError("--trace needs --html", context)
     with open_package(package) as opened:
         if schedules:
             listings = list(list_schedules(opened))
             print_json(listings) if as_json else _show_schedules(listings)
             return
         found = inspect_package(opened)
-    if as_json:
+    if html is not None:
+        _write_page(found, html, trace)
+    elif as_json:
         print_json(found)
     else:
         _show(found)
 
 
+def _write_page(found: Inspection, html: Path, trace: Path | None) -> None:
+    from estream_loader.small_files import write_over
+    from estream_packer.checkpoint.files import InputFile
+    from estream_packer.page.document import document
+    from estream_spec.trace import MAX_TRACE_LENGTH, decode_trace
+
+    run = None
+    if trace is not None:
+        with InputFile(trace) as file:
+            run = decode_trace(file.read_all(MAX_TRACE_LENGTH), str(trace))
+        if run.other_data.package != found.name:
+            click.echo(f"notice: the trace is of {run.other_data.package!r}, the package is {found.name!r}", err=True)
+    write_over(html, document(found, run).encode())
+    click.echo(f"wrote {html}")
+
+
 def _show(found: Inspection) -> None:
     from rich.console import Console
 
+    from estream_packer.inspection import describe_identity
     from estream_packer.summary import summary_tables
 
-    identity = {
-        "model": found.name,
-        "file id": found.file_id,
-        "content id": found.content_id,
-        "format": f"{found.format}, pages of {found.page_size:,} bytes",
-        "written by": found.writer,
-        "licence": found.licence or "not stated",
-        **{f"made from {source.name}": f"{source.length:,} bytes, {source.sha256[:16]}…" for source in found.sources},
-        **{f"extension {name}": "" for name in found.extensions},
-        **{f"signature {each.section}": _signature(each) for each in found.signatures},
-        **{f"notice {number}": text for number, text in enumerate(found.notices, 1)},
-    }
-    _show_pairs(identity)
+    _show_pairs(describe_identity(found))
     _show_pairs(found.model)
     console = Console(highlight=False)
     tables = (
@@ -98,11 +115,6 @@ def _show_pairs(pairs: dict[str, str]) -> None:
     for name, value in pairs.items():
         click.echo(printable(f" {name:<{width}}  {value}".rstrip()))
     click.echo()
-
-
-def _signature(signature: SignatureSummary) -> str:
-    verdict = "verifies, which is no reason to trust it" if signature.verifies else "does not verify"
-    return f"by {signature.key}, counter {signature.security_counter}: {verdict}"
 
 
 def _sections(found: Inspection) -> Table:

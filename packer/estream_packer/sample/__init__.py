@@ -12,8 +12,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
-from estream_packer.checkpoint.files import reason
-from estream_spec.errors import PackError
+from estream_spec.errors import PackError, reason
 
 FILES: Final = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "held-out.txt")
 """What the checkpoint consists of: the model, its card, and the text it was measured on and never trained on."""

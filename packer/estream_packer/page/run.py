@@ -1,0 +1,103 @@
+"""What the page says of a run: in figures, in words, as tables, beside the picture of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from estream_packer.page.markup import Markup, element, join, swatch
+from estream_packer.page.pipeline_picture import KINDS, duration_text, kind_class, pipeline_picture
+from estream_packer.page.tables import bar, figures, pairs, table
+from estream_spec.trace import ACTIVITIES, Run, Trace
+
+MOVES: Final = (("in", "Closer"), ("out", "Further"), ("left", "Earlier"), ("right", "Later"), ("all", "Whole run"))
+"""What the buttons do, and what they are called."""
+KEYS: Final = "or drag, or the arrow keys, + and − and 0, or the wheel with Ctrl"
+
+
+def run_of(trace: Trace) -> Markup:
+    """Figures, words, the picture and tables of a run."""
+    run = trace.other_data
+    buttons = [element("button", name, type="button", data_move=move) for move, name in MOVES]
+    controls = element("div", *buttons, element("span", KEYS, class_="quiet"), id="moves", hidden="")
+    readout = element("p", "Point at a track to read what it shows.", class_="readout", id="moment")
+    return join(
+        figures(_figures(run)),
+        element("p", *sentences(run)),
+        controls,
+        element("div", pipeline_picture(trace), readout, class_="picture"),
+        _legend(trace),
+        element("div", _activities(run), element("div", _start_up(run), pairs(_settings(run))), class_="columns"),
+    )
+
+
+def sentences(run: Run) -> list[str]:
+    """The bubble and the floors in words."""
+    stats = run.stats
+    floor = max(stats.io_busy_s, stats.compute_busy_s)
+    what = "reading" if stats.io_busy_s >= stats.compute_busy_s else "computing"
+    above = max(0.0, stats.total_s - floor)
+    return [
+        f"Computing waited for experts during {stats.bubble:.1%} of the run: that is the bubble. ",
+        f"Reading alone took {_seconds(stats.io_busy_s)} and computing alone {_seconds(stats.compute_busy_s)}. ",
+        f"Even if the shorter of them hid wholly behind the longer, the run would have taken {_seconds(floor)}, "
+        f"the time of {what}; ",
+        f"it took {_seconds(above)} more than that.",
+    ]
+
+
+def _figures(run: Run) -> dict[str, str]:
+    stats = run.stats
+    rate = stats.bytes_read / stats.io_busy_s / 1e6 if stats.io_busy_s else 0.0
+    return {
+        "prefill": _seconds(stats.total_s),
+        "tokens": f"{run.tokens:,}",
+        "bubble": f"{stats.bubble:.1%}",
+        "reading": _seconds(stats.io_busy_s),
+        "computing": _seconds(stats.compute_busy_s),
+        "read at": f"{rate:,.0f} MB/s",
+    }
+
+
+def _settings(run: Run) -> dict[str, str]:
+    stats = run.stats
+    return {
+        "package": run.package,
+        "arena": f"{run.arena_bytes:,} bytes in {run.banks:,} banks, groups of {run.group_size:,}",
+        "policy": run.policy,
+        "lanes": f"{run.lanes:,}",
+        "read": f"{stats.bytes_read:,} bytes in {stats.reads:,} reads, {stats.pieces:,} pieces",
+        "reading mode": stats.reading_mode,
+    }
+
+
+def _activities(run: Run) -> Markup:
+    """Where the time of computing went; what is no activity is there too, so that it adds up."""
+    spent = run.stats.activity_s
+    times: dict[str, float] = {name: spent[name] for name in ACTIVITIES if name in spent}
+    times["other"] = max(0.0, run.stats.total_s - sum(times.values()))
+    total = sum(times.values()) or 1.0
+    rows = [
+        (
+            join(swatch(kind_class(name)), name),
+            _seconds(seconds),
+            join(bar(seconds / total), f" {seconds / total:.1%}"),
+        )
+        for name, seconds in times.items()
+    ]
+    return table("What computing did", ("activity", "time", "share"), [*rows, ("run", _seconds(total), "")], ("time",))
+
+
+def _start_up(run: Run) -> Markup:
+    """What came before the run."""
+    rows = [(name, _seconds(seconds)) for name, seconds in run.stats.start_up_s.items()]
+    return table("Before it, starting up", ("part", "time"), rows, ("time",))
+
+
+def _legend(trace: Trace) -> Markup:
+    there = {event.name for events in trace.tracks().values() for event in events}
+    items = [element("li", swatch(kind_class(kind)), kind) for kind in KINDS if kind in there]
+    return element("ul", *items, class_="legend")
+
+
+def _seconds(seconds: float) -> str:
+    return duration_text(seconds * 1e6)
