@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def write_over(path: Path, data: bytes) -> None:
     Raises:
         PackError: it cannot be written.
     """
-    partial = path.parent / f".{secrets.token_hex(8)}.partial"
+    partial = _partial(path)
     with _refused(path):
         _fill(partial, os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), data)
         try:
@@ -45,6 +46,21 @@ def write_over(path: Path, data: bytes) -> None:
         except BaseException:
             partial.unlink()
             raise
+
+
+def require_writable(path: Path) -> None:
+    """Say at once, before long work, whether `write_over` could write a file. Raises as it does."""
+    partial = _partial(path)
+    with _refused(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        partial.unlink()
+
+
+def _partial(path: Path) -> Path:
+    """A name beside a file's, for what is to replace it."""
+    return path.parent / f".{secrets.token_hex(8)}.partial"
 
 
 def _fill(path: Path, descriptor: int, data: bytes) -> None:

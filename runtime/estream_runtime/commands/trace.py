@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_loader.console import print_json
-from estream_loader.small_files import write_over
+from estream_loader.small_files import require_writable, write_over
 from estream_runtime.breakdown import breakdown, floor_s, lane_busy_s, other_s
 from estream_runtime.commands.options import session_options
 from estream_runtime.session import Session
@@ -44,6 +44,8 @@ def command(session: Session, prompt: str | None, tokens: int | None, output: Pa
         token_ids = _random_ids(tokens, session.package.manifest.model.vocabulary)
     else:
         raise click.UsageError("give --prompt or --tokens", click.get_current_context())
+    if output is not None:
+        require_writable(output)
     trace = session.trace(token_ids)
     if as_json:
         print_json(_figures(trace))
