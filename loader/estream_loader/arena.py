@@ -1,9 +1,9 @@
-"""The arena: one allocation for experts, divided into banks.
+"""The arena: one allocation for experts, divided into banks, and divided anew for programs that need other banks.
 
 A bank goes `AVAILABLE -> FILLING -> READY -> IN_USE -> AVAILABLE`; one of a resident program goes from `IN_USE` back to
 `READY`, and one that is given up goes to `AVAILABLE` from wherever it is. What it holds stays there while it is
 available, so a group asked for again need not be read again. The epoch counts the groups a bank has begun to take: what
-was bound to it under an earlier one is void.
+was bound to it under an earlier one is void. Banks of a new division begin above all epochs of the one before.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ class Bank:
 
     Attributes:
         index: position in the arena.
-        epoch: how many groups it has taken.
+        epoch: how many groups it has taken, those of the banks before it included.
         group: the group it holds, as (layer, number of the group in that layer); None before the first.
         loaded: experts of that group whose records are here and proven.
     """
 
-    def __init__(self, index: int, memory: memoryview):
-        self.index, self.memory = index, memory
-        self.epoch = 0
+    def __init__(self, index: int, memory: memoryview, epoch: int):
+        self.index, self.memory, self.epoch = index, memory, epoch
         self.group: tuple[int, int] | None = None
         self.loaded: set[int] = set()
         self._state = BankState.AVAILABLE
@@ -85,24 +84,41 @@ class Bank:
 
 
 class Arena:
-    """Fixed, page-aligned memory for `bank_count` banks, allocated once and never resized.
+    """Fixed, page-aligned memory of `length` bytes, allocated once and never resized.
+
+    Attributes:
+        length: bytes of all of it.
+        banks: what it is divided into, nothing until `divide` is called.
 
     Raises:
         LinkError: the memory cannot be had.
     """
 
-    def __init__(self, bank_count: int, bank_bytes: int):
-        self.length = bank_count * bank_bytes
+    def __init__(self, length: int):
+        self.length = length
+        self.banks: tuple[Bank, ...] = ()
+        self._on_stay: Callable[[Stay], None] | None = None
         try:
             self._memory = mmap.mmap(-1, self.length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
             raise LinkError(f"cannot allocate an arena of {self.length} bytes: {error}") from None
+
+    def divide(self, bank_count: int, bank_bytes: int) -> None:
+        """Make other banks of the memory; what the banks before held is forgotten, and nothing may be on its way."""
+        assert bank_count * bank_bytes <= self.length
+        assert all(bank.state is BankState.AVAILABLE for bank in self.banks)
+        for bank in self.banks:
+            bank.watch(None)
+        epoch = max((bank.epoch + 1 for bank in self.banks), default=0)
         whole = memoryview(self._memory)
         self.banks = tuple(
-            Bank(index, whole[index * bank_bytes : (index + 1) * bank_bytes]) for index in range(bank_count)
+            Bank(index, whole[index * bank_bytes : (index + 1) * bank_bytes], epoch) for index in range(bank_count)
         )
+
+        self.watch(self._on_stay)
 
     def watch(self, on_stay: Callable[[Stay], None] | None) -> None:
         """Tell of the states of all banks, see `Bank.watch`."""
+        self._on_stay = on_stay
         for bank in self.banks:
             bank.watch(on_stay)

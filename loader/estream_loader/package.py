@@ -24,6 +24,7 @@ from estream_loader.tokenizing import tokenizer_faults
 from estream_loader.trust import SignaturePolicy, check_signatures, decode_detached
 from estream_spec.constants import SUPERBLOCK_OFFSETS, Codec, SectionType
 from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
+from estream_spec.devices import of_device
 from estream_spec.errors import LinkError, located
 from estream_spec.manifest import (
     DeviceConfiguration,
@@ -106,20 +107,37 @@ class Package:
 
     @cached_property
     def device_configurations(self) -> tuple[DeviceConfiguration, ...]:
-        """How to run on one kind of device, the default first: those added on a device, latest first, then the others.
+        """How to run on kinds of devices, the default's first: those added on a device, latest first, then the others.
 
         Raises:
             FormatError: one that was added is at fault.
         """
-        added = []
+        return (*self._added_configurations, *self.manifest.device_configurations)
+
+    def device(self, name: str | None = None) -> tuple[DeviceConfiguration, ...]:
+        """The device configurations of one device, which differ in the length of the prompt they are for.
+
+        Args:
+            name: the device; None takes the default.
+
+        Raises:
+            LinkError: there is no such device.
+            FormatError: a device configuration that was added is at fault.
+        """
+        return of_device(self._added_configurations, self.manifest.device_configurations, name)
+
+    @cached_property
+    def _added_configurations(self) -> tuple[DeviceConfiguration, ...]:
+        """The device configurations added where the package is used, latest first."""
+        added = list[tuple[int, DeviceConfiguration]]()
         for entry in self._all(SectionType.DEVICE_CONFIGURATION):
             with located(entry.offset):
                 path = section_path(entry)
                 choice = decode_device_configuration(self.read_section(entry), path)
-                check_device_configuration(choice, self.experts.table, path)
+                check_device_configuration(choice, [other for _, other in added], self.experts.table, path)
             added.append((entry.id, choice))
         latest_first = sorted(added, key=lambda each: each[0], reverse=True)
-        return (*(choice for _, choice in latest_first), *self.manifest.device_configurations)
+        return tuple(choice for _, choice in latest_first)
 
     @cached_property
     def expert_shape(self) -> ExpertShape:

@@ -16,10 +16,9 @@ from estream_loader.arena import Arena, Bank, Stay
 from estream_loader.package import Package
 from estream_loader.reading import Read, Reader, ReadingStats, Span
 from estream_spec.errors import EmoeError
+from estream_spec.manifest import LANES
 from estream_spec.schedule import BankState
 
-LANES: Final = 2
-"""With so many reads outstanding, storage of phones is as fast as it gets."""
 PIECE_BYTES: Final = 1 << 22
 """What a group's read is cut into."""
 
@@ -37,23 +36,26 @@ class Pager:
 
     Args:
         package: the open package.
-        bank_count: banks of the arena.
+        bank_count: banks of the arena, until it is divided anew.
         group_size: experts read together; a bank has room for so many of the largest records.
         lanes: reads outstanding at a time.
+        arena_bytes: memory for experts, if another division will need more than this one.
 
     Raises:
         LinkError: the memory or the threads cannot be had.
     """
 
-    def __init__(self, package: Package, *, bank_count: int, group_size: int, lanes: int = LANES):
-        self._experts, self.group_size, self.lanes = package.experts, group_size, lanes
-        self.arena = Arena(bank_count, package.expert_shape.bank_bytes(group_size))
+    def __init__(self, package: Package, *, bank_count: int, group_size: int, lanes: int = LANES, arena_bytes: int = 0):
+        self._experts, self._shape, self.lanes = package.experts, package.expert_shape, lanes
+        self.arena = Arena(max(arena_bytes, bank_count * self._shape.bank_bytes(group_size)))
+        self.group_size = 0
         self._wanted: dict[int, dict[int, list[int]]] = {}
         """Of each layer that is routed: its groups with tokens, and their experts that have any."""
-        self._readings: list[list[_Reading]] = [[] for _ in range(bank_count)]
+        self._readings: list[list[_Reading]] = []
         """Of each bank: what is on its way there, until someone has waited for it."""
         self._dropped = 0
         self._on_piece: Callable[[Span], None] | None = None
+        self.divide(bank_count, group_size)
         check = None if package.integrity == "open" else package.check_record
         self._reader = Reader(package.source, lanes, check=check, piece_bytes=PIECE_BYTES, on_piece=self._tell)
 
@@ -94,6 +96,20 @@ class Pager:
         """
         self._on_piece = on_piece
         self.arena.watch(on_stay)
+
+    def divide(self, bank_count: int, group_size: int) -> None:
+        """Divide the arena into other banks, all available and empty; nothing happens where it is divided so already.
+
+        Args:
+            bank_count: banks, for which the arena has room.
+            group_size: experts read together; a bank has room for so many of the largest records.
+        """
+        if (bank_count, group_size) == (len(self.arena.banks), self.group_size):
+            return
+        self.settle()
+        self._wanted.clear()
+        self.arena.divide(bank_count, self._shape.bank_bytes(group_size))
+        self.group_size, self._readings = group_size, [[] for _ in range(bank_count)]
 
     def begin(self, *, resident: bool = False) -> None:
         """A program begins: no layer is routed, and all banks are available, or ready where it is resident."""

@@ -99,7 +99,7 @@ class Interpreter:
         return [self._key_values(layer) for layer in range(len(self.model.layers))]
 
     def load(self, program: Program) -> None:
-        """Bring all experts into the arena, as resident programs need it.
+        """Bring all experts into the arena, as resident programs need it, unless they are there.
 
         Args:
             program: one that loads, proven.
@@ -108,6 +108,9 @@ class Interpreter:
             IntegrityError: an expert's checksum differs or its bytes are missing.
             LinkError: the device failed.
         """
+        self.pager.divide(program.bank_count, program.group_size)
+        if self.pager.full:
+            return
         with self._in_banks(program):
             for instruction in program.instructions:
                 self._page(instruction)
@@ -259,6 +262,7 @@ class Interpreter:
     @contextmanager
     def _in_banks(self, program: Program) -> Iterator[None]:
         """A program's time in the arena: when it fails, nothing is being read any more and every bank is free."""
+        self.pager.divide(program.bank_count, program.group_size)
         self.pager.begin(resident=program.policy == Policy.RESIDENT and program.phase == Phase.PREFILL)
         try:
             yield

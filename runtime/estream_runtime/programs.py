@@ -1,21 +1,24 @@
-"""Which programs a session runs: the package's own for the sizes asked for, or some made for them on the spot."""
+"""Which programs a session runs: the package's own for its device or the sizes asked for, or some made on the spot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from estream_loader.package import Package
+from estream_spec.devices import for_tokens
 from estream_spec.errors import LinkError
-from estream_spec.limits import MAX_EXPERTS
-from estream_spec.manifest import DeviceConfiguration
+from estream_spec.limits import MAX_DIMENSION, MAX_EXPERTS
+from estream_spec.manifest import DeviceConfiguration, PolicyName
 from estream_spec.model import ModelDescription
-from estream_spec.schedule import POLICY_NAMES, ExpertShape, Phase, Policy, Program
+from estream_spec.schedule import POLICIES_BY_NAME, ExpertShape, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
 from estream_spec.schedule_verifier import verify_program
 
-POLICIES: Final = {POLICY_NAMES[each]: each for each in (Policy.PRE_ROUTING, Policy.POST_ROUTING, Policy.ON_DEMAND)}
-"""Policies a session may be asked for, by name."""
+POLICIES: Final[tuple[PolicyName, ...]] = ("pre-routing", "post-routing", "on-demand")
+"""Policies a session may be asked for."""
 _FEW: Final = 2
 """Tokens an expert gets on average. With fewer, many get none, and reading before that is known reads in vain."""
 
@@ -37,7 +40,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """The proven programs of one session, all for the same banks.
+    """The proven programs of one device configuration, all for the same banks.
 
     Attributes:
         many: for batches in which nearly every expert has tokens.
@@ -54,24 +57,61 @@ class Programs:
         return self.many if rows * _least_share(model) >= _FEW else self.few
 
 
-def choose_programs(package: Package, asked: Sizes, policy: Policy | None) -> Programs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePrograms:
+    """The programs of one session.
+
+    Attributes:
+        arena_bytes: what the banks of those that need most take.
+        by_configuration: those of each device configuration of the session's device.
+    """
+
+    arena_bytes: int
+    by_configuration: dict[DeviceConfiguration, Programs]
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes that a configuration asks for."""
+        return max(each.lanes for each in self.by_configuration)
+
+    def of_rows(self, rows: int) -> Programs:
+        """Those of the device configuration for a batch of so many token rows."""
+        return self.by_configuration[for_tokens(tuple(self.by_configuration), rows)]
+
+
+def choose_programs(
+    package: Package, asked: Sizes, policy: PolicyName | None = None, device: str | None = None
+) -> DevicePrograms:
     """Find or make the programs for a session and prove them.
 
     Args:
         package: the package.
-        asked: sizes; what is left open is as in the package's first device configuration, or as the arena allows.
-        policy: when experts are read; None takes the package's program for these sizes, or else reads before routing.
+        asked: sizes. Where there are any, or a policy, one configuration is made that serves all lengths: what is left
+            open is as in the device's configuration for the longest prompts, or as the arena allows.
+        policy: when experts are read; None is as configured, and for other sizes than those before routing.
+        device: whose configurations count; None takes the default.
 
     Raises:
-        LinkError: the arena is smaller than one record, or has too many groups.
-        FormatError: a program of the package is at fault.
+        LinkError: no such device, or the arena is smaller than one record, or has too many groups.
+        FormatError: a device configuration or a program of the package is at fault.
     """
-    shape, configuration = package.expert_shape, package.device_configurations[0]
-    wished = _filled_in(asked, configuration)
+    choices = package.device(device)
+    if asked != Sizes() or policy is not None:
+        choices = (for_tokens(choices, MAX_DIMENSION),)
+    programs = {choice: _programs(package, asked, policy, choice) for choice in choices}
+    shape = package.expert_shape
+    needs = [each.many.bank_count * shape.bank_bytes(each.many.group_size) for each in programs.values()]
+    return DevicePrograms(arena_bytes=max(needs), by_configuration=programs)
+
+
+def _programs(
+    package: Package, asked: Sizes, policy: PolicyName | None, configuration: DeviceConfiguration
+) -> Programs:
+    """Those of one configuration, or of what was asked for instead."""
+    shape, wished = package.expert_shape, _filled_in(asked, policy, configuration)
     many = package.program(wished, Phase.PREFILL)
-    if many is None or (policy is not None and many.policy != policy):
-        sizes = _divide(shape, asked, configuration)
-        many = _compile(shape, sizes, policy or Policy.PRE_ROUTING)
+    if many is None:
+        many = _compile(shape, _divide(shape, asked, wished, configuration), POLICIES_BY_NAME[wished.policy])
     few, load = many, None
     if many.policy == Policy.PRE_ROUTING:
         few = _compile(shape, many, Policy.POST_ROUTING)
@@ -80,25 +120,27 @@ def choose_programs(package: Package, asked: Sizes, policy: Policy | None) -> Pr
     return Programs(many=many, few=few, load=load)
 
 
-def _filled_in(asked: Sizes, configuration: DeviceConfiguration) -> DeviceConfiguration:
-    """The configuration, changed to what was asked for."""
+def _filled_in(asked: Sizes, policy: PolicyName | None, configuration: DeviceConfiguration) -> DeviceConfiguration:
+    """The configuration, changed to what was asked for. Its policy was chosen for its own sizes."""
     arena, group_size, depth = asked.arena_bytes, asked.group_size, asked.prefetch_depth
-    return DeviceConfiguration(
-        name="session",
+    resized = replace(
+        configuration,
         arena_bytes=configuration.arena_bytes if arena is None else arena,
         group_size=configuration.group_size if group_size is None else group_size,
         prefetch_depth=configuration.prefetch_depth if depth is None else depth,
     )
+    return replace(resized, policy=policy or (configuration.policy if resized == configuration else "pre-routing"))
 
 
-def _divide(shape: ExpertShape, asked: Sizes, configuration: DeviceConfiguration) -> DeviceConfiguration:
+def _divide(
+    shape: ExpertShape, asked: Sizes, wished: DeviceConfiguration, configuration: DeviceConfiguration
+) -> DeviceConfiguration:
     """Banks that fit the arena.
 
     What was left open is as in the package's configuration if that is for the same arena. Another arena is filled with
     banks, at least two of them where it holds more than one record, since nothing is read into the only bank while it
     computes.
     """
-    wished = _filled_in(asked, configuration)
     slots = wished.arena_bytes // max(shape.record_lengths)
     if slots < 1:
         message = f"an arena of {wished.arena_bytes} bytes holds no expert record"
@@ -112,11 +154,8 @@ def _divide(shape: ExpertShape, asked: Sizes, configuration: DeviceConfiguration
         depth = MAX_EXPERTS
     group_size = min(group_size, slots, max(shape.counts))
     banks = min(slots // group_size, depth + 1, MAX_EXPERTS + 1, sum(shape.group_counts(group_size)))
-    return DeviceConfiguration(
-        name="session",
-        arena_bytes=banks * shape.bank_bytes(group_size),
-        group_size=group_size,
-        prefetch_depth=banks - 1,
+    return replace(
+        wished, arena_bytes=banks * shape.bank_bytes(group_size), group_size=group_size, prefetch_depth=banks - 1
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from estream_loader.dense import EmbeddingRows
 from estream_loader.package import Package
-from estream_loader.pager import LANES, Pager
+from estream_loader.pager import Pager
 from estream_loader.tokenizing import tokenizer_faults
 from estream_runtime.backends import GraphKey, open_backend
 from estream_runtime.batch import Batch, Ids
@@ -28,13 +28,12 @@ from estream_runtime.stats import Laps, Meter, Stats
 from estream_runtime.tracing import recorded, trace_of
 from estream_runtime.weights import DenseWeights, ExpertWeights, scratch_for
 from estream_spec.errors import LinkError, TrapError
+from estream_spec.limits import MAX_LANES
 from estream_spec.schedule import POLICY_NAMES, Policy
 from estream_spec.trace import Trace
 
 MAX_THREADS: Final = 256
 """Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
-MAX_LANES: Final = 64
-"""Most reads a session has outstanding. Storage gains nothing from more."""
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 T = TypeVar("T")
 
@@ -74,29 +73,34 @@ class Session:
     """One package in one arena on one backend. Not for several threads at a time.
 
     Every call begins anew; only experts that are still in the arena are not read again. A call that fails raises, and
-    the session can be used afterwards. Results do not depend on `arena_bytes`, `group_size`, `prefetch_depth`,
-    `lanes` or `policy`, to the last bit.
+    the session can be used afterwards. Results do not depend on `device`, `arena_bytes`, `group_size`,
+    `prefetch_depth`, `lanes` or `policy`, to the last bit.
+
+    A device may have several configurations, each for other lengths of the prompt: every call takes the one for its
+    tokens, in the one arena, which is divided anew where they differ. Any of `arena_bytes`, `group_size`,
+    `prefetch_depth` and `policy` makes one configuration for all lengths instead.
 
     Args:
         package: an open package, which must stay open.
         backend: `portable` or `reference`.
-        arena_bytes: memory for experts; None takes what the package's first device configuration says.
-        group_size: experts read together, as far as the arena has room; None takes what the package's first device
-            configuration says, or less, so that two groups find room.
+        arena_bytes: memory for experts; None takes what the device's configurations say.
+        group_size: experts read together, as far as the arena has room; None takes what the device's configuration
+            says, or less, so that two groups find room.
         threads: threads for computing; None takes all processors this process may use.
-        lanes: reads outstanding at a time.
-        prefetch_depth: groups read ahead, as far as the arena has room; None takes what the package's first device
-            configuration says, or in another arena as many as find room.
+        lanes: reads outstanding at a time; None takes what the device's configurations say.
+        prefetch_depth: groups read ahead, as far as the arena has room; None takes what the device's configuration
+            says, or in another arena as many as find room.
         policy: when experts are read: `pre-routing`, before it is known which are needed, `post-routing`, once it is,
-            or `on-demand`, one group at a time. None takes the package's program for these sizes, or `pre-routing`.
-            Before routing nothing is read for a few tokens, since they need few experts.
+            or `on-demand`, one group at a time. None takes what the device's configurations say, or for other sizes
+            `pre-routing`. Before routing nothing is read for a few tokens, since they need few experts.
+        device: whose device configurations of the package count; None takes the default.
 
     Attributes:
         start_up_s: seconds it took to open the session, by part. Whoever opens it may add what came before.
 
     Raises:
-        LinkError: no such backend or policy, an arena smaller than one expert, or graphs and weights that do not fit
-            each other.
+        LinkError: no such backend, policy or device, an arena smaller than one expert, or graphs and weights that do
+            not fit each other.
         FormatError: the package turns out to be faulty.
     """
 
@@ -108,9 +112,10 @@ class Session:
         *,
         group_size: int | None = None,
         threads: int | None = None,
-        lanes: int = LANES,
+        lanes: int | None = None,
         prefetch_depth: int | None = None,
         policy: str | None = None,
+        device: str | None = None,
     ):
         manifest = package.manifest
         if arena_bytes is not None and not is_whole(arena_bytes):
@@ -119,15 +124,16 @@ class Session:
             raise LinkError(f"group_size is {group_size!r}, expected at least 1")
         if threads is not None and not is_whole(threads, 1, MAX_THREADS):
             raise LinkError(f"threads is {threads!r}, expected 1 to {MAX_THREADS}")
-        if not is_whole(lanes, 1, MAX_LANES):
+        if lanes is not None and not is_whole(lanes, 1, MAX_LANES):
             raise LinkError(f"lanes is {lanes!r}, expected 1 to {MAX_LANES}")
         if prefetch_depth is not None and not is_whole(prefetch_depth, 0):
             raise LinkError(f"prefetch_depth is {prefetch_depth!r}, expected at least 0")
-        if policy is not None and policy not in POLICIES:
+        name = next((each for each in POLICIES if each == policy), None)
+        if policy is not None and name is None:
             raise LinkError(f"unknown policy {policy!r}, expected one of: {', '.join(POLICIES)}")
         laps = Laps()
         sizes = Sizes(arena_bytes=arena_bytes, group_size=group_size, prefetch_depth=prefetch_depth)
-        self._programs = choose_programs(package, sizes, None if policy is None else POLICIES[policy])
+        self._programs = choose_programs(package, sizes, name, device)
         self._package, self._model = package, manifest.model
         self._closed = False
         laps.end("programs")
@@ -139,8 +145,16 @@ class Session:
             opened = open_backend(backend, self._model, graphs, threads or len(os.sched_getaffinity(0)))
             stack.callback(opened.close)
             laps.end("backend")
-            banks, together = self._programs.many.bank_count, self._programs.many.group_size
-            pager = stack.enter_context(Pager(package, bank_count=banks, group_size=together, lanes=lanes))
+            first = self._programs.of_rows(1).many
+            pager = stack.enter_context(
+                Pager(
+                    package,
+                    bank_count=first.bank_count,
+                    group_size=first.group_size,
+                    lanes=self._programs.lanes if lanes is None else lanes,
+                    arena_bytes=self._programs.arena_bytes,
+                )
+            )
             laps.end("arena")
             scratch = scratch_for(package)
             dense, experts = DenseWeights(package, opened, scratch), ExpertWeights(package, opened, scratch)
@@ -305,14 +319,16 @@ class Session:
         on_route: OnRoute | None = None,
     ) -> T:
         """Take a batch through the layers by the program that suits it; see `Interpreter.run`."""
-        load = self._programs.load
-        if load is not None and not self._interpreter.pager.full:
-            self._interpreter.load(load)
-        program = self._programs.of_rows(len(batch.token_ids), self._model)
-        return self._interpreter.run(program, batch, head, cache, on_route)
+        rows = len(batch.token_ids)
+        programs = self._programs.of_rows(rows)
+        if programs.load is not None:
+            self._interpreter.load(programs.load)
+        return self._interpreter.run(programs.of_rows(rows, self._model), batch, head, cache, on_route)
 
     def _meter(self, prompt: Ids) -> Meter:
-        return Meter(self._interpreter, len(prompt), POLICY_NAMES[Policy(self._programs.many.policy)])
+        return Meter(
+            self._interpreter, len(prompt), POLICY_NAMES[Policy(self._programs.of_rows(len(prompt)).many.policy)]
+        )
 
     def _followed_by(self, x: Floats, targets: Ids) -> npt.NDArray[np.float64]:
         """Log-probability of the token that follows each row, a block of rows at a time: logits are large."""

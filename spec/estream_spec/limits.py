@@ -36,6 +36,8 @@ MAX_TENSORS: Final = 64
 MAX_GRAPHS: Final = 1024
 MAX_DEVICE_CONFIGURATIONS: Final = 64
 """In the manifest, and as many in sections of their own."""
+MAX_LANES: Final = 64
+"""Reads outstanding at a time. Storage gains nothing from more."""
 MAX_SIGNATURES: Final = 16
 """Each may cost a reader one verification for each key it requires."""
 MAX_SCHEDULES: Final = 256

@@ -6,7 +6,7 @@ MessagePack, maps with keys in the order of the fields, keys at their default le
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,11 @@ Activations = Literal["f32", "dynamic-int8"]
 GraphWeights = Literal["f32", "int8", "uint8"]
 """What a graph takes as a matrix: f32, int8 with a scale per column, or that plus 128 as uint8."""
 GraphRole = Literal["qkv", "attend", "out", "expert", "head"]
+PolicyName = Literal["on-demand", "post-routing", "pre-routing", "resident"]
+"""When groups are read, in words: see `estream_spec.schedule.Policy`."""
+
+LANES: Final = 2
+"""Reads outstanding at a time unless said otherwise: with so many, storage of phones is as fast as it gets."""
 
 
 class Tensor(Described, frozen=True, kw_only=True):
@@ -109,17 +114,25 @@ class Graph(Described, frozen=True, kw_only=True):
 class DeviceConfiguration(Described, frozen=True, kw_only=True):
     """How to run on one kind of device; what is chosen here changes speed and memory, never a result.
 
+    A device may have several of its name, each for other lengths of the prompt.
+
     Attributes:
-        name: the device profile it was made for; `generic` fits any.
+        name: the device it was made for; `generic` fits any.
         arena_bytes: memory for experts.
         group_size: experts read together.
         prefetch_depth: groups read ahead; the arena has one bank more.
+        lanes: reads outstanding at a time.
+        policy: when groups are read.
+        prompt_tokens: tokens of the longest prompt it was made for; 0 for any.
     """
 
     name: Name
     arena_bytes: Offset
     group_size: Annotated[int, Meta(ge=1, le=limits.MAX_EXPERTS)]
     prefetch_depth: Annotated[int, Meta(ge=0, le=limits.MAX_EXPERTS)]
+    lanes: Annotated[int, Meta(ge=1, le=limits.MAX_LANES)] = LANES
+    policy: PolicyName = "pre-routing"
+    prompt_tokens: Annotated[int, Meta(ge=0, le=limits.MAX_DIMENSION)] = 0
 
 
 class Source(Described, frozen=True, kw_only=True):
@@ -153,7 +166,7 @@ class Manifest(Described, frozen=True, kw_only=True):
         model: what the model computes.
         layouts: record layouts, named by index in the tables.
         graphs: compiled graphs.
-        device_configurations: the first is the default.
+        device_configurations: the first one's name is that of the default device.
         provenance: where the package came from.
         extensions: other parties' data by reverse domain name; readers ignore what they do not know.
     """

@@ -106,6 +106,8 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-GRA-005": InvalidError,
     "EMOE-LAY-005": InvalidError,
     "EMOE-CFG-001": InvalidError,
+    "EMOE-CFG-002": InvalidError,
+    "EMOE-CFG-003": InvalidError,
     # Programs
     "EMOE-SCH-001": MalformedError,
     "EMOE-SCH-002": LimitError,

@@ -244,15 +244,32 @@ def _check_ranges(table: RecordTable, section: DirectoryEntry, manifest: Manifes
         raise refusal("EMOE-TAB-012", message, path=path)
 
 
-def check_device_configuration(choice: DeviceConfiguration, experts: RecordTable, path: str) -> None:
-    """Judge a device configuration: every bank must fit the arena.
+def check_device_configuration(
+    choice: DeviceConfiguration, earlier: Sequence[DeviceConfiguration], experts: RecordTable, path: str
+) -> None:
+    """Judge a device configuration.
+
+    Args:
+        choice: the configuration.
+        earlier: those that stand before it, in the manifest or among those that were added.
+        experts: the table of expert records.
+        path: what messages call it.
 
     Raises:
-        InvalidError: an arena too small for its own banks.
+        InvalidError: an arena too small for its own banks, too few banks to keep all experts, or a second one of its
+            device for prompts of one length.
     """
     needed = banks_length(choice, experts)
     message = f"arena of {choice.arena_bytes} bytes, its banks take {needed}"
     _require(choice.arena_bytes >= needed, "EMOE-CFG-001", message, f"{path}.arena_bytes")
+    banks = choice.prefetch_depth + 1
+    groups = sum(-(-record_range.count // choice.group_size) for record_range in experts.ranges)
+    message = f"{banks} banks cannot keep {groups} groups resident, expected at least one for each"
+    _require(choice.policy != "resident" or banks >= groups, "EMOE-CFG-002", message, f"{path}.prefetch_depth")
+    own = choice.name, choice.prompt_tokens
+    message = f"second device configuration of {choice.name!r} with prompt_tokens {choice.prompt_tokens}, expected one"
+    alone = all((other.name, other.prompt_tokens) != own for other in earlier)
+    _require(alone, "EMOE-CFG-003", message, f"{path}.prompt_tokens")
 
 
 def banks_length(choice: DeviceConfiguration, experts: RecordTable) -> int:
@@ -263,5 +280,6 @@ def banks_length(choice: DeviceConfiguration, experts: RecordTable) -> int:
 
 def check_device_configurations(manifest: Manifest, experts: RecordTable) -> None:
     """Judge the device configurations of the manifest. Raises as `check_device_configuration` does."""
-    for index, choice in enumerate(manifest.device_configurations):
-        check_device_configuration(choice, experts, f"manifest.device_configurations[{index}]")
+    choices = manifest.device_configurations
+    for index, choice in enumerate(choices):
+        check_device_configuration(choice, choices[:index], experts, f"manifest.device_configurations[{index}]")

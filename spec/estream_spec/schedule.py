@@ -13,7 +13,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 
 from estream_spec.constants import PROGRAM_MAGIC
 from estream_spec.limits import MAX_INSTRUCTIONS
-from estream_spec.manifest import DeviceConfiguration
+from estream_spec.manifest import DeviceConfiguration, PolicyName
 from estream_spec.records import RecordTable, Structure
 from estream_spec.rulebook import refusal
 
@@ -42,8 +42,15 @@ class Policy(IntEnum):
     """Once, before everything."""
 
 
-POLICY_NAMES: Final = {policy: policy.name.lower().replace("_", "-") for policy in Policy}
-"""What people call each policy."""
+POLICY_NAMES: Final[dict[Policy, PolicyName]] = {
+    Policy.ON_DEMAND: "on-demand",
+    Policy.POST_ROUTING: "post-routing",
+    Policy.PRE_ROUTING: "pre-routing",
+    Policy.RESIDENT: "resident",
+}
+"""What people, and device configurations, call each policy."""
+POLICIES_BY_NAME: Final = {name: policy for policy, name in POLICY_NAMES.items()}
+"""The policy of each name."""
 
 
 class Opcode(IntEnum):
@@ -172,8 +179,8 @@ class Program:
 
     def matches(self, choice: DeviceConfiguration) -> bool:
         """Whether it is a program for a device configuration."""
-        own = self.arena_bytes, self.group_size, self.prefetch_depth
-        return own == (choice.arena_bytes, choice.group_size, choice.prefetch_depth)
+        own = self.arena_bytes, self.group_size, self.prefetch_depth, self.policy
+        return own == (choice.arena_bytes, choice.group_size, choice.prefetch_depth, POLICIES_BY_NAME[choice.policy])
 
     def encode(self) -> bytes:
         """The bytes of its section."""

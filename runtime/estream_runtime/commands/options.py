@@ -13,12 +13,12 @@ import click
 from estream_loader import Integrity, open_package
 from estream_loader.console import FILE, SIZE_HELP, size
 from estream_loader.keys import read_signature
-from estream_loader.pager import LANES
 from estream_loader.policy_options import policy_of, policy_options
 from estream_runtime.backends import BACKENDS
 from estream_runtime.programs import POLICIES
-from estream_runtime.session import MAX_LANES, Session
+from estream_runtime.session import Session
 from estream_runtime.stats import Laps, process_age_s
+from estream_spec.limits import MAX_LANES
 
 
 class FiniteRange(click.FloatRange):
@@ -37,6 +37,11 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("package", type=FILE)
     @click.option(
+        "--device",
+        metavar="NAME",
+        help="Whose configurations of the package to use, each for other lengths of the prompt.  [default: the first]",
+    )
+    @click.option(
         "--arena",
         type=size,
         metavar="SIZE",
@@ -47,16 +52,14 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option(
         "--policy",
-        type=click.Choice(list(POLICIES)),
+        type=click.Choice(POLICIES),
         help="When experts are read: before it is known which are needed, after that, or one group at a time."
-        "  [default: as the package says, else pre-routing]",
+        "  [default: as the package says, and pre-routing with --arena]",
     )
     @click.option(
         "--lanes",
         type=click.IntRange(1, MAX_LANES),
-        default=LANES,
-        show_default=True,
-        help="Reads outstanding at a time.",
+        help="Reads outstanding at a time.  [default: as the package says]",
     )
     @click.option("--threads", type=click.IntRange(1, 256), help="Threads for computing.  [default: all processors]")
     @click.option(
@@ -69,10 +72,11 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def with_session(
         package: Path,
+        device: str | None,
         arena: int | None,
         backend: str,
         policy: str | None,
-        lanes: int,
+        lanes: int | None,
         threads: int | None,
         integrity: Integrity | None,
         keys: tuple[str, ...],
@@ -86,7 +90,9 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         laps, process_s = Laps(), process_age_s()
         with open_package(package, integrity=integrity, policy=trusted) as opened:
             laps.end("package")
-            with Session(opened, backend, arena, threads=threads, lanes=lanes, policy=policy) as session:
+            with Session(
+                opened, backend, arena, threads=threads, lanes=lanes, policy=policy, device=device
+            ) as session:
                 session.start_up_s = {"process": process_s, **laps.seconds, **session.start_up_s}
                 verb(session, **rest)
 

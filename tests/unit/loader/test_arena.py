@@ -25,9 +25,15 @@ ALLOWED = {
 }
 
 
+def divided(bank_count: int, bank_bytes: int) -> Arena:
+    arena = Arena(bank_count * bank_bytes)
+    arena.divide(bank_count, bank_bytes)
+    return arena
+
+
 @pytest.mark.parametrize(("start", "end"), list(product(BankState, BankState)))
 def test_states(start: BankState, end: BankState) -> None:
-    bank = Arena(1, 4096).banks[0]
+    [bank] = divided(1, 4096).banks
     for state in WAYS[start]:
         bank.move(state)
     if (start, end) in ALLOWED:
@@ -39,7 +45,7 @@ def test_states(start: BankState, end: BankState) -> None:
 
 
 def test_banks_are_apart_and_aligned() -> None:
-    arena = Arena(3, 8192)
+    arena = divided(3, 8192)
     assert arena.length == 3 * 8192
     for bank in arena.banks:
         bank.memory[:] = bytes([bank.index + 1]) * 8192
@@ -47,7 +53,7 @@ def test_banks_are_apart_and_aligned() -> None:
 
 
 def test_taking_another_group_voids_earlier_bindings() -> None:
-    bank = Arena(1, 4096).banks[0]
+    [bank] = divided(1, 4096).banks
     assert (bank.group, bank.epoch) == (None, 0)
     bank.take((0, 1))
     bank.loaded.add(4)
@@ -55,7 +61,30 @@ def test_taking_another_group_voids_earlier_bindings() -> None:
     assert (bank.group, bank.epoch, bank.loaded) == ((1, 0), 2, set())
 
 
+def test_dividing_anew_forgets_what_was_held_and_voids_earlier_bindings() -> None:
+    arena = Arena(4 * 4096)
+    arena.divide(4, 4096)
+    for bank in arena.banks:
+        bank.take((0, bank.index))
+        bank.take((1, bank.index))
+        bank.memory[:] = b"x" * 4096
+    arena.divide(1, 3 * 4096)
+    [bank] = arena.banks
+    assert (bank.index, bank.group, bank.loaded, bank.state) == (0, None, set(), BankState.AVAILABLE)
+    assert (bank.epoch, len(bank.memory), bank.memory[-1:]) == (3, 3 * 4096, b"x")
+    assert arena.length == 4 * 4096
+
+
+def test_only_what_is_free_is_divided_and_only_as_far_as_there_is_room() -> None:
+    arena = divided(2, 4096)
+    with pytest.raises(AssertionError):
+        arena.divide(3, 4096)
+    arena.banks[1].move(BankState.FILLING)
+    with pytest.raises(AssertionError):
+        arena.divide(1, 4096)
+
+
 @pytest.mark.parametrize("length", [1 << 62, 1 << 64, 0])
 def test_memory_that_cannot_be_had(length: int) -> None:
     with pytest.raises(LinkError, match=f"cannot allocate an arena of {length} bytes"):
-        Arena(1, length)
+        Arena(length)
