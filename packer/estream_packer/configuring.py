@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final
 
+from msgspec.structs import replace
+
 from estream_loader import Package
 from estream_packer.editing import Changes, NewSection
-from estream_packer.schedules import program_for
+from estream_packer.schedules import programs_for
 from estream_spec.constants import SectionType
 from estream_spec.errors import InvalidError, PackError
 from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS, MAX_SCHEDULES
 from estream_spec.manifest import DeviceConfiguration, decode_device_configuration
 from estream_spec.messagepack import encode
+from estream_spec.planner import PromptPlan
 from estream_spec.records import DirectoryEntry
 from estream_spec.rules import banks_length, check_device_configuration
-from estream_spec.schedule import Phase
+from estream_spec.schedule import Phase, Program
 
 MAX_ID: Final = (1 << 32) - 1
 
@@ -33,44 +36,88 @@ def local_configurations(package: Package) -> dict[DirectoryEntry, DeviceConfigu
     return dict(reversed(list(zip(entries, added, strict=True))))
 
 
-def configure_changes(package: Package, choice: DeviceConfiguration) -> Changes:
-    """What an edit does that makes a device configuration the default: it replaces an added one of that name.
+def configure_changes(package: Package, choices: Sequence[DeviceConfiguration]) -> Changes:
+    """What an edit does that makes a device the default: it replaces all that was added for one of that name.
 
-    The configuration comes with a program, unless the package has one for it. Nothing is done where the default is that
-    very one already.
+    Each configuration comes with its programs, unless the package has them. Nothing is done where the default is just
+    that already.
+
+    Args:
+        package: the package as it is.
+        choices: the device's configurations, at least one, in the order in which they are to be listed.
 
     Raises:
         FormatError: the arena has no room for the banks, or the package is at fault.
         LinkError: there are too many groups for one program.
-        PackError: there is no room for another one.
+        PackError: there is no room for more.
     """
-    path = "device configuration"
+    name = choices[0].name
+    encoded = [_proven(package, choice, choices[:number]) for number, choice in enumerate(choices)]
+    own, others = _by_name(package, name)
+    highest = max((entry.id for entry in others), default=-1)
+    latest_first = sorted(own, key=lambda entry: entry.id, reverse=True)
+    if [own[entry] for entry in latest_first] == list(choices) and min(entry.id for entry in own) > highest:
+        return Changes()
+    if len(others) + len(choices) > MAX_DEVICE_CONFIGURATIONS or highest + len(choices) > MAX_ID:
+        message = f"package has {len(others)} local device configurations, the last with id {highest}"
+        limits = f"the limits are {MAX_DEVICE_CONFIGURATIONS} and {MAX_ID}"
+        raise PackError(f"{message}: {limits}", path=package.source.name, hint="remove one first, with --remove")
+    added = [
+        NewSection(type=SectionType.DEVICE_CONFIGURATION, id=highest + number, data=data)
+        for number, data in enumerate(reversed(encoded), 1)  # the latest is listed first
+    ]
+    stale = _stale_programs(package, own.values(), [*choices, *others.values()])
+    return Changes(add=(*added, *_programs(package, choices, stale)), remove=[*own, *stale])
+
+
+def planned_configurations(name: str, plans: Iterable[PromptPlan]) -> list[DeviceConfiguration]:
+    """The device configurations that the planner chose, shortest prompts first, each where the next one is another.
+
+    Args:
+        name: the device.
+        plans: a plan for each length.
+    """
+    found = list[DeviceConfiguration]()
+    for plan in sorted(plans, key=lambda plan: plan.tokens):
+        choice = DeviceConfiguration(
+            name=name,
+            arena_bytes=plan.choice.arena_bytes,
+            group_size=plan.choice.group_size,
+            prefetch_depth=plan.choice.prefetch_depth,
+            lanes=plan.choice.lanes,
+            policy=plan.choice.policy,
+            prompt_tokens=plan.tokens,
+        )
+        if found and replace(found[-1], prompt_tokens=choice.prompt_tokens) == choice:
+            found.pop()
+        found.append(choice)
+    return found
+
+
+def _proven(package: Package, choice: DeviceConfiguration, earlier: Sequence[DeviceConfiguration]) -> bytes:
+    """The bytes of a device configuration that every reader accepts.
+
+    Raises:
+        FormatError: it breaks a rule.
+        PackError: its name is not text.
+    """
+    path, experts = "device configuration", package.experts.table
     try:
         data = encode(choice)
     except UnicodeEncodeError:
         raise PackError(f"name {choice.name!r} is not text", hint="give another name") from None
     decode_device_configuration(data, path)
-    experts = package.experts.table
     try:
-        check_device_configuration(choice, experts, path)
+        check_device_configuration(choice, earlier, experts, path)
     except InvalidError as fault:
-        fault.hint = f"give --arena at least {banks_length(choice, experts)}, or fewer or smaller groups"
+        if fault.rule == "EMOE-CFG-001":
+            fault.hint = f"give --arena at least {banks_length(choice, experts)}, or fewer or smaller groups"
         raise
-    own, others = _by_name(package, choice.name)
-    highest = max((entry.id for entry in others), default=-1)
-    if list(own.values()) == [choice] and min(entry.id for entry in own) > highest:
-        return Changes()
-    if len(others) >= MAX_DEVICE_CONFIGURATIONS or highest == MAX_ID:
-        message = f"package has {len(others)} local device configurations, the last with id {highest}"
-        limits = f"the limits are {MAX_DEVICE_CONFIGURATIONS} and {MAX_ID}"
-        raise PackError(f"{message}: {limits}", path=package.source.name, hint="remove one first, with --remove")
-    added = NewSection(type=SectionType.DEVICE_CONFIGURATION, id=highest + 1, data=data)
-    stale = _stale_programs(package, own.values(), [choice, *others.values()])
-    return Changes(add=(added, *_program(package, choice, stale)), remove=[*own, *stale])
+    return data
 
 
 def unconfigure_changes(package: Package, name: str) -> Changes:
-    """What an edit does that takes an added device configuration away, and programs that were for it alone.
+    """What an edit does that takes away all that was added for one device, and programs that were for it alone.
 
     Raises:
         FormatError: the package is at fault.
@@ -96,22 +143,27 @@ def _stale_programs(
     ]
 
 
-def _program(package: Package, choice: DeviceConfiguration, stale: Collection[DirectoryEntry]) -> Iterator[NewSection]:
-    """The program to add for a configuration, where the package has none.
+def _programs(
+    package: Package, choices: Iterable[DeviceConfiguration], stale: Collection[DirectoryEntry]
+) -> Iterator[NewSection]:
+    """The programs to add for configurations, where the package has none.
 
     Raises:
         LinkError: there are too many groups for one program.
         PackError: there is no room for another one.
     """
-    if package.program(choice, Phase.PREFILL) is not None:
-        return
+    added = list[Program]()
+    for choice in choices:
+        for program in programs_for(package.expert_shape, choice):
+            if package.program(choice, Phase(program.phase)) is None and program not in added:
+                added.append(program)
     kept = {entry.id for entry in package.schedules if entry not in stale}
-    if len(kept) >= MAX_SCHEDULES:
+    if len(kept) + len(added) > MAX_SCHEDULES:
         message = f"package has {len(kept)} schedules, the limit is {MAX_SCHEDULES}"
         raise PackError(message, path=package.source.name, hint="remove configurations with --remove")
-    program = program_for(package.expert_shape, choice)
-    free = next(number for number in count() if number not in kept)
-    yield NewSection(type=SectionType.SCHEDULE, id=free, data=program.encode())
+    free = (number for number in count() if number not in kept)
+    for program, number in zip(added, free, strict=False):
+        yield NewSection(type=SectionType.SCHEDULE, id=number, data=program.encode())
 
 
 def _by_name(

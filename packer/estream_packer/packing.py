@@ -16,7 +16,7 @@ from estream_loader.progress import Progress
 from estream_packer.graphs import build_graph
 from estream_packer.plan import Plan
 from estream_packer.recipe import BuildOptions
-from estream_packer.schedules import program_for
+from estream_packer.schedules import programs_for
 from estream_packer.summary import Summary, summarise
 from estream_packer.writer import PackageWriter, PackedRecord
 from estream_spec import __version__
@@ -72,7 +72,7 @@ class Packed:
     manifest: Manifest
     dense: RecordTable
     experts: RecordTable
-    program: Program
+    programs: tuple[Program, ...]
 
     @property
     def file_id(self) -> str:
@@ -169,8 +169,9 @@ def write_package(
     for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
         if document:
             writer.add(section_type, document, compress=True)
-    program = program_for(ExpertShape.of(experts), plan.device_configuration)
-    writer.add(SectionType.SCHEDULE, program.encode(), compress=True)
+    programs = programs_for(ExpertShape.of(experts), plan.device_configuration)
+    for number, program in enumerate(programs):
+        writer.add(SectionType.SCHEDULE, program.encode(), number, compress=True)
     manifest = Manifest(
         name=name,
         content_id=content_id(plan.model, plan.layouts, dense, experts, documents),
@@ -181,7 +182,7 @@ def write_package(
         provenance=provenance(),
     )
     writer.add(SectionType.MANIFEST, encode(manifest))
-    packed = Packed(writer.finish(), manifest, dense, experts, program)
+    packed = Packed(writer.finish(), manifest, dense, experts, programs)
     _prove(packed)
     return packed
 
@@ -193,4 +194,5 @@ def _prove(packed: Packed) -> None:
     check_manifest(decode_manifest(encode(manifest)), container)
     check_tables(manifest, container, packed.dense, packed.experts)
     check_device_configurations(manifest, packed.experts)
-    verify_program(packed.program, ExpertShape.of(packed.experts))
+    for program in packed.programs:
+        verify_program(program, ExpertShape.of(packed.experts))

@@ -8,22 +8,29 @@ from msgspec import Struct
 
 from estream_loader import Package
 from estream_spec.manifest import DeviceConfiguration
-from estream_spec.schedule import POLICY_NAMES, ExpertShape, Phase, Program, disassemble
+from estream_spec.schedule import POLICIES_BY_NAME, POLICY_NAMES, ExpertShape, Phase, Policy, Program, disassemble
 from estream_spec.schedule_compiler import compile_program
 from estream_spec.schedule_verifier import verify_program
 
 
-def program_for(shape: ExpertShape, choice: DeviceConfiguration) -> Program:
-    """The program that a package gets for a device configuration: prefill, reading before routing is known.
+def programs_for(shape: ExpertShape, choice: DeviceConfiguration) -> tuple[Program, ...]:
+    """The programs that a package gets for a device configuration: one, or to load and to prefill a resident one.
 
     Raises:
         LinkError: the arena has no room for the banks, or there are too many groups.
     """
-    return compile_program(
-        shape,
-        arena_bytes=choice.arena_bytes,
-        group_size=choice.group_size,
-        prefetch_depth=choice.prefetch_depth,
+    policy = POLICIES_BY_NAME[choice.policy]
+    phases = (Phase.LOAD, Phase.PREFILL) if policy == Policy.RESIDENT else (Phase.PREFILL,)
+    return tuple(
+        compile_program(
+            shape,
+            arena_bytes=choice.arena_bytes,
+            group_size=choice.group_size,
+            prefetch_depth=choice.prefetch_depth,
+            policy=policy,
+            phase=phase,
+        )
+        for phase in phases
     )
 
 
@@ -79,13 +86,14 @@ def list_schedules(package: Package) -> Iterator[ScheduleListing]:
     Raises:
         FormatError: one is at fault.
     """
+    choices = package.device_configurations
     for entry, program in package.schedules.items():
         proof = verify_program(program, package.expert_shape)
         yield ScheduleListing(
             section=entry.id,
             phase=Phase(program.phase).name.lower(),
             policy=POLICY_NAMES[proof.policy],
-            configurations=tuple(each.name for each in package.device_configurations if program.matches(each)),
+            configurations=tuple(dict.fromkeys(each.name for each in choices if program.matches(each))),
             arena_bytes=program.arena_bytes,
             group_size=program.group_size,
             prefetch_depth=program.prefetch_depth,

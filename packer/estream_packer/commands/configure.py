@@ -2,56 +2,169 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
 from estream_loader.console import FILE, SIZE_HELP, size
-from estream_spec.limits import MAX_EXPERTS
+from estream_packer.commands.plan import prompt_lengths
+from estream_spec.limits import MAX_EXPERTS, MAX_LANES
+from estream_spec.manifest import LANES, PolicyName
 
 if TYPE_CHECKING:
+    from estream_packer.planning import Planned
     from estream_spec.manifest import DeviceConfiguration
 
+PROMPTS = (64, 512, 4096)
+"""Lengths to plan for unless some are given, as far as the model's context allows."""
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
-@click.command(short_help="Add a device configuration to a package.")
+
+@click.command(short_help="Say how to run a package on a device.")
 @click.argument("package", type=FILE)
-@click.option("--name", required=True, help="What the configuration is called.")
+@click.option("--name", help="What the device is called.  [default: the profile's name]")
+@click.option("--profile", help="The device to plan for: a profile's name or file.")
+@click.option("--memory", type=size, metavar="SIZE", help="Most memory for everything, such as 1G.")
+@click.option(
+    "--prompt",
+    "prompts",
+    type=prompt_lengths,
+    metavar="N[,N...]",
+    help=f"Tokens of the prompts to plan for.  [default: {','.join(map(str, PROMPTS))}, within the model's context]",
+)
 @click.option("--arena", type=size, metavar="SIZE", help=f"Memory for experts: {SIZE_HELP}.")
 @click.option("--group-size", type=click.IntRange(1, MAX_EXPERTS), help="Experts that are read together.")
 @click.option("--prefetch-depth", type=click.IntRange(0, MAX_EXPERTS), help="Groups that are read ahead.")
-@click.option("--remove", is_flag=True, help="Take the configuration of that name away.")
+@click.option("--lanes", type=click.IntRange(1, MAX_LANES), help=f"Reads outstanding at a time.  [default: {LANES}]")
+@click.option("--policy", type=click.Choice(POLICIES), help="When groups are read.  [default: pre-routing]")
+@click.option("--remove", is_flag=True, help="Take all configurations of that name away.")
 def command(
-    package: Path, name: str, arena: int | None, group_size: int | None, prefetch_depth: int | None, remove: bool
+    package: Path,
+    name: str | None,
+    profile: str | None,
+    memory: int | None,
+    prompts: tuple[int, ...] | None,
+    arena: int | None,
+    group_size: int | None,
+    prefetch_depth: int | None,
+    lanes: int | None,
+    policy: str | None,
+    remove: bool,
 ) -> None:
-    """Add a device configuration to PACKAGE, in place, replacing one added before under that name.
+    """Add device configurations to PACKAGE, in place, replacing those added before under that name.
 
-    It is the default from then on. It changes speed and memory and never a result, and no signature minds it. Each edit
-    in place leaves old bytes behind, the list of sections above all: one or two thousand in most packages.
+    With --profile and --memory they are what `plan` chooses, one for each length of the prompt where it matters.
+    Otherwise there is one for all, of --arena, --group-size and --prefetch-depth.
+
+    They are the default from then on. They change speed and memory and never a result, and no signature minds them.
+    Each edit in place leaves old bytes behind, the list of sections above all: one or two thousand in most packages.
     """
-    from estream_loader import open_package
-    from estream_packer.configuring import configure_changes, unconfigure_changes
-    from estream_packer.editing import edit_package
-    from estream_spec.errors import printable
     from estream_spec.manifest import DeviceConfiguration
 
+    manual, planned = (arena, group_size, prefetch_depth, lanes, policy), (profile, memory, prompts)
     if remove:
-        if (arena, group_size, prefetch_depth) != (None, None, None):
-            raise click.UsageError("--remove goes with --name alone", click.get_current_context())
-        edit_package(package, lambda opened: unconfigure_changes(opened, name))
-        with open_package(package) as opened:
-            left = opened.device_configurations[0]
-        click.echo(printable(f"removed {name!r}, the default now is {left.name!r}: {_sizes(left)}"))
-        return
-    if arena is None or group_size is None or prefetch_depth is None:
-        message = "--arena, --group-size and --prefetch-depth are needed, or --remove"
-        raise click.UsageError(message, click.get_current_context())
-    choice = DeviceConfiguration(name=name, arena_bytes=arena, group_size=group_size, prefetch_depth=prefetch_depth)
-    _, changes = edit_package(package, lambda opened: configure_changes(opened, choice))
+        if name is None or any(each is not None for each in (*manual, *planned)):
+            raise _usage("--remove goes with --name alone")
+        _remove(package, name)
+    elif profile is not None:
+        if memory is None or any(each is not None for each in manual):
+            raise _usage("--profile needs --memory, and goes with --prompt and --name")
+        _configure_planned(package, name, profile, memory, prompts)
+    else:
+        if name is None or arena is None or group_size is None or prefetch_depth is None:
+            message = "--name, --arena, --group-size and --prefetch-depth are needed, or --profile and --memory"
+            raise _usage(f"{message}, or --remove")
+        if any(each is not None for each in planned):
+            raise _usage("--memory and --prompt go with --profile")
+        choice = DeviceConfiguration(
+            name=name,
+            arena_bytes=arena,
+            group_size=group_size,
+            prefetch_depth=prefetch_depth,
+            lanes=LANES if lanes is None else lanes,
+            policy=cast("PolicyName", policy or "pre-routing"),
+        )
+        _show(_write(package, [choice]), [choice])
+
+
+def _usage(message: str) -> click.UsageError:
+    return click.UsageError(message, click.get_current_context())
+
+
+def _remove(package: Path, name: str) -> None:
+    from estream_loader import open_package
+    from estream_packer.configuring import unconfigure_changes
+    from estream_packer.editing import edit_package
+
+    edit_package(package, lambda opened: unconfigure_changes(opened, name))
+    with open_package(package) as opened:
+        left = opened.device()
+    _show(f"removed {name!r}, the default now is {left[0].name!r}", left)
+
+
+def _configure_planned(
+    package: Path, name: str | None, profile: str, memory: int, prompts: tuple[int, ...] | None
+) -> None:
+    """Ask the planner and write what it chose."""
+    from estream_packer.configuring import planned_configurations
+    from estream_packer.planning import find_profile, plan_prompts
+
+    device = find_profile(profile)
+    planned = plan_prompts(str(package), device, memory, prompts or _default_prompts(package))
+    choices = planned_configurations(device.name if name is None else name, planned.plans)
+    written = _write(package, choices)
+    _show_plans(planned)
+    _show(written, choices)
+
+
+def _default_prompts(package: Path) -> tuple[int, ...]:
+    from estream_loader import open_package
+
+    with open_package(package) as opened:
+        context = opened.manifest.model.context_length
+    return tuple(each for each in PROMPTS if each <= context) or (context,)
+
+
+def _write(package: Path, choices: Sequence[DeviceConfiguration]) -> str:
+    """Edit the package; what that did, in words."""
+    from estream_packer.configuring import configure_changes
+    from estream_packer.editing import edit_package
+
+    _, changes = edit_package(package, lambda opened: configure_changes(opened, choices))
     done = ("replaced" if changes.remove else "added") if changes else "nothing to change for"
-    click.echo(printable(f"{done} {name!r}, the default now: {_sizes(choice)}"))
+    return f"{done} {choices[0].name!r}, the default now"
 
 
-def _sizes(choice: DeviceConfiguration) -> str:
+def _show_plans(planned: Planned) -> None:
+    from rich.console import Console
+
+    from estream_packer.planning import plan_tables
+
+    if planned.estimated:
+        click.echo(f"notice: estimated figures of {planned.profile}: {', '.join(planned.estimated)}", err=True)
+    console = Console(highlight=False)
+    console.print(next(plan_tables(planned)))
+    console.print()
+
+
+def _show(heading: str, choices: Sequence[DeviceConfiguration]) -> None:
+    """What was done; behind it the only configuration, or each in a line, the one that serves longer prompts last."""
+    from estream_spec.errors import printable
+
+    if len(choices) == 1 and not choices[0].prompt_tokens:
+        click.echo(printable(f"{heading}: {_described(choices[0])}"))
+        return
+    click.echo(printable(f"{heading}:"))
+    *others, last = sorted(choices, key=lambda choice: (choice.prompt_tokens == 0, choice.prompt_tokens))
+    for choice in others:
+        click.echo(f"  prompts up to {choice.prompt_tokens:,}: {_described(choice)}")
+    length = f"up to {last.prompt_tokens:,}, and longer ones" if last.prompt_tokens else "of any other length"
+    click.echo(f"  prompts {length}: {_described(last)}")
+
+
+def _described(choice: DeviceConfiguration) -> str:
     sizes = f"group size {choice.group_size}, prefetch depth {choice.prefetch_depth}"
-    return f"arena {choice.arena_bytes:,} bytes, {sizes}"
+    reading = f"{choice.lanes} lane{'s' * (choice.lanes != 1)}, {choice.policy}"
+    return f"arena {choice.arena_bytes:,} bytes, {sizes}, {reading}"
