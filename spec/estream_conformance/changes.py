@@ -29,7 +29,15 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "matrices": ("name", "encoding", "rows", "columns"),
     "tensors": ("name", "dtype", "shape", "offset"),
     "graphs": ("section", "target", "role", "shape_class", "weights", "activations"),
-    "device_configurations": ("name", "arena_bytes", "group_size", "prefetch_depth"),
+    "device_configurations": (
+        "name",
+        "arena_bytes",
+        "group_size",
+        "prefetch_depth",
+        "lanes",
+        "policy",
+        "prompt_tokens",
+    ),
     "provenance": ("writer", "licence", "sources"),
     "sources": ("name", "length", "sha256"),
     "model": (

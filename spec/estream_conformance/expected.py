@@ -35,7 +35,7 @@ def expected_json(sealed: Sealed, signatures: list[Values], configurations: list
         "superblock": {name: sealed.superblock[name] for name in SUPERBLOCK if name not in _NAMELESS},
         "sections": entries,
         "manifest": manifest,
-        "device_configurations": configurations,
+        "device_configurations": [_configuration(each) for each in configurations],
         "schedules": [
             {name: value for name, value in header_of(each["content"]).items() if name not in _NAMELESS}
             for each in sealed.entries
@@ -74,9 +74,14 @@ def _filled(manifest: Values) -> Values:
         **manifest,
         "model": model,
         "layouts": [{"kind": 1, **each} for each in manifest["layouts"]],
+        "device_configurations": [_configuration(each) for each in manifest["device_configurations"]],
         "provenance": {"licence": "", "sources": [], **manifest["provenance"]},
         "extensions": [list(pair) for pair in manifest.get("extensions", {}).items()],
     }
+
+
+def _configuration(values: Values) -> Values:
+    return {"lanes": 2, "policy": "pre-routing", "prompt_tokens": 0, **values}
 
 
 def _plain(value: Any) -> Any:

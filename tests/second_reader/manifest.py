@@ -91,6 +91,9 @@ DEVICE_CONFIGURATION: Final = Record(
     Field("arena_bytes", OFFSET),
     Field("group_size", Integer(1, limits.MAX_EXPERTS)),
     Field("prefetch_depth", Integer(0, limits.MAX_EXPERTS)),
+    Field("lanes", Integer(1, limits.MAX_LANES), 2),
+    Field("policy", Choice(("on-demand", "post-routing", "pre-routing", "resident")), "pre-routing"),
+    Field("prompt_tokens", Integer(0, limits.MAX_DIMENSION), 0),
 )
 SOURCE: Final = Record(Field("name", TEXT), Field("length", OFFSET), Field("sha256", DIGEST))
 PROVENANCE: Final = Record(

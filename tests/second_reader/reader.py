@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -133,13 +134,14 @@ class _Reader:
 
     def _check_configurations(self, manifest: Json, experts: Table) -> list[Json]:
         """Those of the manifest, then those of sections. Gives the latter, highest section id first."""
-        longest = _longest(experts)
+        seen: set[tuple[str, int]] = set()
         for configuration in manifest["device_configurations"]:
-            _check_arena(configuration, longest)
+            _check_configuration(configuration, experts, seen)
+        seen = set()
         found = {}
         for entry in self.container.of_type(sections_of.DEVICE_CONFIGURATION):
             found[entry.id] = read_document(structs.DEVICE_CONFIGURATION, content(self.source, entry))
-            _check_arena(found[entry.id], longest)
+            _check_configuration(found[entry.id], experts, seen)
         return [found[section] for section in sorted(found, reverse=True)]
 
     def _check_schedules(self, experts: Table) -> list[Json]:
@@ -176,10 +178,15 @@ def _longest(experts: Table) -> int:
     return max(records.record_length for records in experts.ranges)
 
 
-def _check_arena(configuration: Json, longest: int) -> None:
-    """EMOE-CFG-001."""
-    banks = configuration["prefetch_depth"] + 1
-    require(configuration["arena_bytes"] >= banks * configuration["group_size"] * longest, "CFG-001")
+def _check_configuration(configuration: Json, experts: Table, seen: set[tuple[str, int]]) -> None:
+    """EMOE-CFG-001 to EMOE-CFG-003; adds its device and length to those seen in the same place."""
+    banks, size = configuration["prefetch_depth"] + 1, configuration["group_size"]
+    require(configuration["arena_bytes"] >= banks * size * _longest(experts), "CFG-001")
+    if configuration["policy"] == "resident":
+        require(banks >= sum(math.ceil(records.record_count / size) for records in experts.ranges), "CFG-002")
+    key = configuration["name"], configuration["prompt_tokens"]
+    require(key not in seen, "CFG-003")
+    seen.add(key)
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -1,12 +1,18 @@
-"""Device configurations in the manifest: room for the banks. FORMAT.md section 6.7."""
+"""Device configurations in the manifest: room for the banks, banks for all groups of a resident one, no two alike.
+
+FORMAT.md section 6.7.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
 from typing import Any, Final
 
 from estream_conformance.builder import Draft, Sealed, Values
 from estream_conformance.case import accepted, refused
+from estream_conformance.cases.schedules import two_layers
 from estream_conformance.changes import accept, refuse
 from estream_conformance.packages import draft, smallest, smallest_model
 from estream_spec.constants import SectionType
@@ -21,8 +27,12 @@ def _configuration(numbers: Numbers, name: str = "generic") -> Values:
 
 
 def _configured(*given: Numbers) -> Sealed:
+    return _with(*(_configuration(each, f"device {number}") for number, each in enumerate(given)))
+
+
+def _with(*configurations: Values) -> Sealed:
     made = smallest()
-    made.manifest["device_configurations"] = [_configuration(each) for each in given]
+    made.manifest["device_configurations"] = list(configurations)
     return made.seal()
 
 
@@ -107,3 +117,96 @@ def arena_too_small_and_checksum_wrong() -> Sealed:
     made.manifest["device_configurations"][0]["arena_bytes"] = 0
     made.tables[SectionType.DENSE][0].digests[0] = {"checksum": 0}
     return made.seal()
+
+
+# What a configuration says besides its sizes.
+for _policy in ("on-demand", "post-routing"):
+    accept(
+        f"configuration_{_policy.replace('-', '_')}",
+        f"The policy of a configuration is `{_policy}`.",
+        partial(_with, {**_configuration((PAGE, 1, 0)), "policy": _policy}),
+    )
+accept(
+    "configuration_of_one_lane",
+    "A configuration asks for one read at a time.",
+    partial(_with, {**_configuration((PAGE, 1, 0)), "lanes": 1}),
+)
+
+
+def _of_lengths(*lengths: int, names: Sequence[str] = ("generic",)) -> Sealed:
+    """Configurations for prompts of these lengths, 0 being any, by names that go round."""
+    each = [_configuration((PAGE, 1, 0), name) for name, _ in zip(cycle(names), lengths, strict=False)]
+    for values, length in zip(each, lengths, strict=True):
+        values |= {"prompt_tokens": length} if length else {}
+    return _with(*each)
+
+
+accept("configuration_of_a_prompt", "A configuration is for prompts of one token.", partial(_of_lengths, 1))
+accept(
+    "configurations_of_one_device",
+    "Three configurations of one name are for prompts of other lengths, and the last for any.",
+    partial(_of_lengths, 512, 64, 4096, 0),
+)
+accept(
+    "configurations_of_two_devices",
+    "Configurations of two names are for prompts of the same lengths.",
+    partial(_of_lengths, 64, 64, 512, 512, names=("a", "b")),
+    base="configurations_of_one_device",
+)
+for _name, _about, _build in (
+    ("of_any_prompt_twice", "Two configurations of one name are for any prompt.", partial(_of_lengths, 0, 0)),
+    ("of_one_length_twice", "Two configurations of one name are for one length.", partial(_of_lengths, 64, 512, 64)),
+    (
+        "of_one_length_twice_among_others",
+        "The first and the last of five configurations of two names are alike.",
+        partial(_of_lengths, 64, 64, 512, 0, 64, names=("a", "b")),
+    ),
+):
+    refuse("EMOE-CFG-003", f"configurations_{_name}", _about, _build, base="configurations_of_one_device")
+
+
+def _resident(arena: int, group: int, prefetch: int) -> Sealed:
+    """Layers of three experts and of two, and a configuration that keeps them."""
+    made = two_layers()
+    made.manifest["device_configurations"] = [{**_configuration((arena, group, prefetch)), "policy": "resident"}]
+    return made.seal()
+
+
+for _name, _about, _numbers in (
+    ("of_single_experts", "The arena keeps five groups in five banks.", (5 * PAGE, 1, 4)),
+    ("of_ragged_groups", "The arena keeps three groups of two in three banks.", (6 * PAGE, 2, 2)),
+    ("of_whole_layers", "The arena keeps two layers in two banks.", (6 * PAGE, 3, 1)),
+    ("with_a_bank_to_spare", "The arena has a bank more than there are groups.", (8 * PAGE, 2, 3)),
+):
+    accept(f"resident_{_name}", _about, partial(_resident, *_numbers), base="two_layers_without_a_program")
+for _name, _about, _numbers in (
+    ("of_single_experts_in_four_banks", "Five groups are to stay in four banks.", (5 * PAGE, 1, 3)),
+    ("of_ragged_groups_in_two_banks", "Three groups are to stay in two banks.", (6 * PAGE, 2, 1)),
+    ("of_whole_layers_in_one_bank", "Two layers are to stay in one bank.", (6 * PAGE, 3, 0)),
+    ("with_room_enough", "Five groups are to stay in two banks, with room for far more.", (1 << 30, 1, 1)),
+):
+    refuse(
+        "EMOE-CFG-002", f"resident_{_name}", _about, partial(_resident, *_numbers), base="resident_of_single_experts"
+    )
+
+
+@refused("EMOE-CFG-001", base="resident_of_single_experts")
+def resident_without_room_for_too_few_banks() -> Sealed:
+    """The arena has room for fewer banks than there are, and those are too few: room is judged first."""
+    return _resident(3 * PAGE, 1, 3)
+
+
+@refused("EMOE-CFG-002", base="resident_of_single_experts")
+def resident_twice_in_too_few_banks() -> Sealed:
+    """The second of two equal configurations has too few banks: that is judged before names and lengths."""
+    made = two_layers()
+    first = _configuration((4 * PAGE, 1, 3))
+    made.manifest["device_configurations"] = [first, {**first, "policy": "resident"}]
+    return made.seal()
+
+
+@refused("EMOE-CFG-003", base="configurations_of_one_device")
+def second_configuration_twice_and_third_too_small() -> Sealed:
+    """The second configuration is alike the first, the third has too small an arena: they are judged one by one."""
+    alike = _configuration((PAGE, 1, 0))
+    return _with(alike, dict(alike), _configuration((0, 1, 0), "small"))

@@ -69,9 +69,21 @@ def device_configurations_in_another_order() -> Made:
 
 
 @accepted()
+def device_configuration_of_the_manifest_s_name() -> Made:
+    """A device configuration was added that has the name of the manifest's, and is for the same prompts: any."""
+    return with_values(values("generic"))
+
+
+@accepted()
 def device_configurations_of_one_name() -> Made:
-    """Two device configurations have one name, that of the manifest's."""
-    return with_values(values("generic"), values("generic"))
+    """Four device configurations of one name are for prompts of other lengths, the last one for any."""
+    return with_values(*(values() | {"prompt_tokens": length} for length in (64, 512, 4096)), values())
+
+
+@accepted()
+def device_configuration_with_every_key() -> Made:
+    """A device configuration was added that has no key at its default."""
+    return with_values({**values(), "lanes": 3, "policy": "post-routing", "prompt_tokens": 512})
 
 
 @accepted()
@@ -173,6 +185,12 @@ for _name, _about, _value in (
     ("with_negative_arena", "the arena is negative", values(arena=-1)),
     ("with_arena_of_2_to_44_and_1", "the arena is too large", values(arena=MAX_FILE_LENGTH + 1)),
     ("with_arena_of_2_to_64_less_1", "the arena is too large", values(arena=2**64 - 1)),
+    ("with_no_lane", "no lane reads", {**values(), "lanes": 0}),
+    ("with_65_lanes", "there are too many lanes", {**values(), "lanes": 65}),
+    ("with_policy_of_another_spelling", "the policy has no such name", {**values(), "policy": "pre_routing"}),
+    ("with_policy_of_a_number", "the policy is a number", {**values(), "policy": 3}),
+    ("with_negative_prompt", "the prompt is negative", {**values(), "prompt_tokens": -1}),
+    ("with_prompt_of_2_to_24_and_1", "the prompt is too long", {**values(), "prompt_tokens": 2**24 + 1}),
     ("with_name_of_no_utf_8", "the name is no UTF-8", {**values(), "name": Raw(b"\xa1\xff")}),
 ):
     refuse(
@@ -183,6 +201,10 @@ for _name, _about, _value in (
         base=BASE,
     )
 for _name, _about, _value in (
+    ("with_default_lanes", "a key has its default value", {**values(), "lanes": 2}),
+    ("with_default_policy", "a key has its default value", {**values(), "policy": "pre-routing"}),
+    ("with_prompt_of_any", "a key has its default value", {**values(), "prompt_tokens": 0}),
+    ("with_policy_before_lanes", "two keys change places", {**values(), "policy": "on-demand", "lanes": 1}),
     ("with_keys_out_of_order", "its keys stand in another order", dict(reversed(values().items()))),
     ("with_a_key_twice", "a key comes twice", Pairs([*values().items(), ("prefetch_depth", 0)])),
     ("with_a_long_integer", "an integer is longer than it must be", {**values(), "group_size": Raw(b"\xcc\x01")}),
@@ -217,6 +239,40 @@ for _name, _about, _value in (
         partial(with_value, _value),
         base=BASE,
     )
+
+
+# A bank for each group where all stay, and no two alike.
+refuse(
+    "EMOE-CFG-002",
+    "device_configuration_of_three_layers_resident_in_one_bank",
+    "A device configuration was added that is to keep three layers in one bank.",
+    lambda: _full_with({**values(arena=1 << 30, group=3), "policy": "resident"}),
+    base="full",
+)
+
+
+@refused("EMOE-CFG-003", base="device_configurations_of_one_name")
+def device_configurations_of_one_name_and_length() -> Sealed:
+    """Two device configurations of one name are for prompts of one length."""
+    return with_added(*(section({**values(), "prompt_tokens": 64}, number) for number in range(2)))
+
+
+@refused("EMOE-CFG-003", base="device_configurations_of_one_name")
+def device_configurations_of_one_name_and_any_length() -> Sealed:
+    """Two device configurations of one name are for any prompt, in other sizes, and not side by side."""
+    return with_added(section(values(), 7), section(values("b"), 0), section(values(arena=2 * RECORD), 3))
+
+
+@refused("EMOE-CFG-003", base="device_configurations_of_one_name")
+def device_configuration_alike_the_one_before_a_wrong_one() -> Sealed:
+    """The second device configuration is alike the first, the third is no value: they are judged one by one."""
+    return with_added(section(values(), 1), section(values(), 2), section(b"\xc1", 3))
+
+
+def _full_with(value: Values) -> Sealed:
+    made = full()
+    made.sections.append(section(value))
+    return made.seal()
 
 
 # Order.

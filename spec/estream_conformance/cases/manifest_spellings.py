@@ -202,6 +202,9 @@ DEFAULTS: Final[list[tuple[str, Path, Any]]] = [
     ("qk_norm", ("model", "attentions", 0, "qk_norm"), "none"),
     ("clip_qkv", ("model", "attentions", 0, "clip_qkv"), None),
     ("activation", ("model", "expert_blocks", 0, "activation"), "silu"),
+    ("lanes", ("device_configurations", 0, "lanes"), 2),
+    ("policy", ("device_configurations", 0, "policy"), "pre-routing"),
+    ("prompt_tokens", ("device_configurations", 0, "prompt_tokens"), 0),
 ]
 
 

@@ -118,16 +118,19 @@ def context_length_at_its_limit() -> Sealed:
 
 @accepted()
 def configuration_at_its_limits() -> Sealed:
-    """A configuration has the greatest arena, group and prefetch depth that there are."""
+    """A configuration has the greatest numbers that there are."""
     greatest = {"arena_bytes": 1 << 44, "group_size": limits.MAX_EXPERTS, "prefetch_depth": limits.MAX_EXPERTS}
+    greatest |= {"lanes": limits.MAX_LANES, "prompt_tokens": limits.MAX_DIMENSION}
     return with_value(("device_configurations", 0), {"name": "generic", **greatest})
 
 
 @accepted()
 def configurations_of_the_greatest_number() -> Sealed:
-    """The manifest has 64 device configurations, all of one name."""
+    """The manifest has 64 device configurations, all of one name and for prompts of other lengths."""
     draft = smallest()
-    return with_value(("device_configurations",), draft.manifest["device_configurations"] * 64, draft)
+    [generic] = draft.manifest["device_configurations"]
+    every = [generic, *({**generic, "prompt_tokens": number} for number in range(1, 64))]
+    return with_value(("device_configurations",), every, draft)
 
 
 @accepted(base="one_source")

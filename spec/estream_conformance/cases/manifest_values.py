@@ -90,6 +90,9 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
         "arena_bytes": OFFSET,
         "group_size": integer(1, limits.MAX_EXPERTS),
         "prefetch_depth": integer(0, limits.MAX_EXPERTS),
+        "lanes": integer(1, limits.MAX_LANES),
+        "policy": choice("eager"),
+        "prompt_tokens": integer(0, limits.MAX_DIMENSION),
     },
     "provenance": {"writer": NAME, "licence": TEXT, "sources": array(0, limits.MAX_SOURCES)},
     "sources": {"name": TEXT, "length": OFFSET, "sha256": DIGEST},
@@ -137,6 +140,9 @@ DEFAULTS: Final = {
     "qk_norm",
     "clip_qkv",
     "activation",
+    "lanes",
+    "policy",
+    "prompt_tokens",
 }
 """Keys that may be left out."""
 SAMPLES: Final[dict[str, Any]] = {"end_tokens": 0, "sources": SOURCE}
