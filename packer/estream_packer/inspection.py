@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from estream_loader import Package
 from estream_loader.integrity import notices
@@ -93,6 +94,10 @@ class Source(Struct, frozen=True, kw_only=True):
     sha256: str
 
 
+class ListedConfiguration(DeviceConfiguration, frozen=True, kw_only=True, omit_defaults=False):
+    """A device configuration that is listed with every key, those at their default too."""
+
+
 class Inspection(Struct, frozen=True, kw_only=True):
     """Everything `inspect` shows.
 
@@ -108,8 +113,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
         records: records by section and layout.
         ranges: where the records are, in order.
         graphs: compiled graphs.
-        local_device_configurations: how to run here, added where the package is used; the first is the default.
-        device_configurations: how to run on one kind of device; without local ones the first is the default.
+        local_device_configurations: how to run here, added where the package is used, the default device's first.
+        device_configurations: how to run on kinds of devices; without local ones the first is the default device's.
         schedules: the programs in the package, in the order of the directory.
         signatures: who signed it; none is a reason to trust it, see `verify`.
         writer: the program that wrote the package.
@@ -130,8 +135,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     records: tuple[RecordGroup, ...]
     ranges: tuple[RecordRangeSummary, ...]
     graphs: tuple[Graph, ...]
-    local_device_configurations: tuple[DeviceConfiguration, ...]
-    device_configurations: tuple[DeviceConfiguration, ...]
+    local_device_configurations: tuple[ListedConfiguration, ...]
+    device_configurations: tuple[ListedConfiguration, ...]
     schedules: tuple[ScheduleSummary, ...]
     signatures: tuple[SignatureSummary, ...]
     writer: str
@@ -160,8 +165,8 @@ def inspect_package(package: Package) -> Inspection:
         records=tuple(_record_groups(package)),
         ranges=tuple(_ranges(package)),
         graphs=manifest.graphs,
-        local_device_configurations=tuple(reversed(local_configurations(package).values())),
-        device_configurations=manifest.device_configurations,
+        local_device_configurations=_listed(reversed(local_configurations(package).values())),
+        device_configurations=_listed(manifest.device_configurations),
         schedules=tuple(summarise_schedules(package)),
         signatures=tuple(summarise_signatures(package)),
         writer=manifest.provenance.writer,
@@ -173,6 +178,10 @@ def inspect_package(package: Package) -> Inspection:
         extensions=tuple(manifest.extensions),
         notices=tuple(notices(package)),
     )
+
+
+def _listed(choices: Iterable[DeviceConfiguration]) -> tuple[ListedConfiguration, ...]:
+    return tuple(ListedConfiguration(**asdict(each)) for each in choices)
 
 
 def section_name(section_type: int, section_id: int) -> str:

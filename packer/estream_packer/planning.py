@@ -15,7 +15,7 @@ from estream_packer.plan import plan_package
 from estream_packer.recipe import BuildOptions
 from estream_spec.errors import PackError
 from estream_spec.model import ModelDescription
-from estream_spec.planner import Prediction, PromptPlan, configure
+from estream_spec.planner import Prediction, PromptPlan, available_arena, configure
 from estream_spec.profile import MAX_PROFILE_LENGTH, Described, DeviceProfile, decode_profile
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from estream_spec.records import RecordRange
@@ -93,7 +93,9 @@ def find_profile(name: str) -> DeviceProfile:
     return decode_profile(data, name)
 
 
-def plan_prompts(name: str, profile: DeviceProfile, memory_bytes: int, prompts: Sequence[int]) -> Planned:
+def plan_prompts(
+    name: str, profile: DeviceProfile, memory_bytes: int, prompts: Sequence[int], *, one_arena: bool = False
+) -> Planned:
     """Plan each prompt length.
 
     Args:
@@ -101,6 +103,8 @@ def plan_prompts(name: str, profile: DeviceProfile, memory_bytes: int, prompts: 
         profile: the device.
         memory_bytes: most memory for everything.
         prompts: tokens of each prompt.
+        one_arena: plan for prompts of all these lengths in one process, whose arena is never resized: what fits beside
+            the longest prompt is the cap for all.
 
     Raises:
         PackError: a prompt is longer than the model's context.
@@ -110,6 +114,10 @@ def plan_prompts(name: str, profile: DeviceProfile, memory_bytes: int, prompts: 
     longest = workload.model.context_length
     if max(prompts) > longest:
         raise PackError(f"a prompt of {max(prompts)} tokens, expected at most the model's {longest}", path="--prompt")
+    caps = dict.fromkeys(prompts, memory_bytes)
+    if one_arena:
+        arena_cap = configure(workload, profile, memory_bytes, max(prompts)).arena_cap
+        caps = {tokens: arena_cap - available_arena(workload, profile, 0, tokens) for tokens in prompts}
     return Planned(
         model=model,
         profile=profile.name,
@@ -117,7 +125,7 @@ def plan_prompts(name: str, profile: DeviceProfile, memory_bytes: int, prompts: 
         memory_bytes=memory_bytes,
         dense_bytes=workload.dense_bytes,
         expert_bytes=workload.expert_bytes,
-        plans=tuple(configure(workload, profile, memory_bytes, tokens) for tokens in prompts),
+        plans=tuple(configure(workload, profile, cap, tokens) for tokens, cap in caps.items()),
     )
 
 

@@ -169,9 +169,10 @@ def _full_manifest() -> Draft:
     draft = Draft(model=replace(MODEL, layers=3 * MODEL.layers[:1], begin_token=1, end_tokens=(2, 15, 3)))
     generic = draft.manifest.device_configurations[0]
     small = DeviceConfiguration(name="small", arena_bytes=generic.arena_bytes, group_size=2, prefetch_depth=0)
+    long = replace(small, lanes=4, policy="post-routing", prompt_tokens=512)
     source = Source(name="config.json", length=1234, sha256=bytes(range(32)))
     draft.change_manifest(
-        device_configurations=(generic, small),
+        device_configurations=(generic, small, long),
         provenance=Provenance(writer="tests", licence="Apache-2.0", sources=(source, replace(source, name="tensors"))),
         extensions={"com.example.note": b"a note", "org.example": bytes(100)},
     )

@@ -55,8 +55,9 @@ def command(
 ) -> None:
     """Add device configurations to PACKAGE, in place, replacing those added before under that name.
 
-    With --profile and --memory they are what `plan` chooses, one for each length of the prompt where it matters.
-    Otherwise there is one for all, of --arena, --group-size and --prefetch-depth.
+    With --profile and --memory they are what `plan` chooses, one for each length of the prompt where it matters, all in
+    an arena that fits beside the longest prompt. Otherwise there is one for all, of --arena, --group-size and
+    --prefetch-depth.
 
     They are the default from then on. They change speed and memory and never a result, and no signature minds them.
     Each edit in place leaves old bytes behind, the list of sections above all: one or two thousand in most packages.
@@ -112,7 +113,7 @@ def _configure_planned(
     from estream_packer.planning import find_profile, plan_prompts
 
     device = find_profile(profile)
-    planned = plan_prompts(str(package), device, memory, prompts or _default_prompts(package))
+    planned = plan_prompts(str(package), device, memory, prompts or _default_prompts(package), one_arena=True)
     choices = planned_configurations(device.name if name is None else name, planned.plans)
     written = _write(package, choices)
     _show_plans(planned)

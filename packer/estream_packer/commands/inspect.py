@@ -183,11 +183,10 @@ def _configurations(heading: str, choices: Sequence[DeviceConfiguration]) -> Tab
 
     from estream_spec.errors import printable
 
-    table = _table(
-        (heading, "arena bytes", "group size", "prefetch depth"),
-        ("arena bytes", "group size", "prefetch depth"),
-    )
+    numbers = "prompt", "arena bytes", "group", "depth", "lanes"
+    table = _table((heading, *numbers, "policy"), numbers)
     for choice in choices:
-        sizes = f"{choice.arena_bytes:,}", str(choice.group_size), str(choice.prefetch_depth)
-        table.add_row(Text(printable(choice.name)), *sizes)
+        length = f"{choice.prompt_tokens:,}" if choice.prompt_tokens else "any"
+        sizes = f"{choice.arena_bytes:,}", str(choice.group_size), str(choice.prefetch_depth), str(choice.lanes)
+        table.add_row(Text(printable(choice.name)), length, *sizes, choice.policy)
     return table

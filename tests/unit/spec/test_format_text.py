@@ -174,7 +174,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "8.5": model.ExpertBlock,
     "8.6": model.Router,
 }
-DEFAULTS = {"": msgspec.NODEFAULT, "empty": {}, "[]": (), "nil": None, "false": False, "1": 1, '""': ""}
+DEFAULTS = {"": msgspec.NODEFAULT, "empty": {}, "[]": (), "nil": None, "false": False, "0": 0, "1": 1, "2": 2, '""': ""}
 """What the default column says, for all but plain strings."""
 
 
