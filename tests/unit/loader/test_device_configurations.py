@@ -8,7 +8,7 @@ import pytest
 
 from estream_loader import open_package
 from estream_spec.constants import SectionType
-from estream_spec.errors import EmoeError, IntegrityError, InvalidError, MalformedError
+from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LinkError, MalformedError
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.messagepack import encode
 from fixtures.packages import PAGE_SHIFT, Draft, Section
@@ -50,8 +50,25 @@ def test_the_latest_is_the_default() -> None:
     assert names(data) == ["added 4294967295", "added 7", "added 3", "added 0", "generic"]
 
 
-def test_two_of_one_name_are_both_there() -> None:
-    assert names(added(section(encode(configuration("generic"))))) == ["generic", "generic"]
+def test_one_of_a_name_in_the_manifest_hides_it() -> None:
+    data = added(section(encode(configuration("generic", group_size=1))))
+    assert names(data) == ["generic", "generic"]
+    with open_package(data) as package:
+        assert package.device() == package.device("generic") == (configuration("generic", group_size=1),)
+
+
+def test_devices() -> None:
+    lengths = [configuration(prompt_tokens=length) for length in (0, 512, 64)]
+    data = added(
+        section(encode(configuration("tablet")), 5),
+        *(section(encode(each), number) for each, number in zip(lengths, (2, 9, 7), strict=True)),
+    )
+    with open_package(data) as package:
+        assert package.device() == package.device("phone") == (lengths[1], lengths[2], lengths[0])
+        assert package.device("tablet") == (configuration("tablet"),)
+        assert package.device("generic") == package.manifest.device_configurations
+        with pytest.raises(LinkError, match="no device configuration for 'watch'"):
+            package.device("watch")
 
 
 def test_compressed() -> None:
@@ -85,6 +102,13 @@ FAULTS: dict[str, tuple[bytes, type[EmoeError], str, str]] = {
         "EMOE-CFG-001",
         ".arena_bytes",
     ),
+    "few banks to keep all": (
+        encode(configuration(policy="resident")),
+        InvalidError,
+        "EMOE-CFG-002",
+        ".prefetch_depth",
+    ),
+    "one there already": (GOOD, InvalidError, "EMOE-CFG-003", ".prompt_tokens"),
     "no arena": (encode(configuration(arena_bytes=0)), InvalidError, "EMOE-CFG-001", ".arena_bytes"),
 }
 

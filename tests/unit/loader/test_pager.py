@@ -168,6 +168,58 @@ def test_resident_programs_read_once(group_size: int, lanes: int, runs: list[tup
         assert pager.stats.bytes_read == 2 * EXPERTS * RECORD
 
 
+@given(
+    lanes=LANES,
+    runs=st.lists(st.tuples(st.integers(0, 14), GROUP_SIZES, st.sampled_from(Policy), SOME, SOME), max_size=6),
+)
+@settings(max_examples=100, deadline=None)
+def test_an_arena_is_divided_anew(lanes: int, runs: list[tuple[int, int, Policy, set[int], set[int]]]) -> None:
+    """Programs of any sizes and policies one after the other in one arena, that of the largest."""
+    with (
+        open_package(PACKAGE) as package,
+        Pager(package, bank_count=1, group_size=1, lanes=lanes, arena_bytes=15 * EXPERTS * RECORD) as pager,
+    ):
+        poison(pager)
+        for depth, group_size, policy, *routing in runs:
+            resident = policy == Policy.RESIDENT
+            program = compiled(group_size, sum(SHAPE.group_counts(group_size)) if resident else depth, policy)
+            pager.divide(program.bank_count, group_size)
+            if resident and not pager.full:
+                load = compiled(group_size, program.prefetch_depth, policy, Phase.LOAD)
+                carry_out(pager, load, [])
+            carry_out(pager, program, routing)
+        assert pager.arena.length == 15 * EXPERTS * RECORD
+
+
+def test_the_same_division_forgets_nothing_and_another_one_all() -> None:
+    with open_package(PACKAGE) as package, Pager(package, bank_count=2, group_size=2, arena_bytes=8 * RECORD) as pager:
+        use(pager, 0, [0, 1])
+        epochs = [bank.epoch for bank in pager.arena.banks]
+        pager.divide(2, 2)
+        use(pager, 0, [0, 1])
+        assert pager.stats.bytes_read == 2 * RECORD
+        pager.divide(2, 4)
+        assert min(bank.epoch for bank in pager.arena.banks) > max(epochs)
+        pager.divide(2, 2)
+        assert all(bank.group is None and bank.state is BankState.AVAILABLE for bank in pager.arena.banks)
+        use(pager, 0, [0, 1])
+        assert pager.stats.bytes_read == 4 * RECORD
+
+
+def test_dividing_waits_for_what_is_on_its_way() -> None:
+    gate = GatedSource(PACKAGE)
+    with gated(gate) as package:
+        offset = package.experts.place(0, 0).offset
+        with Pager(package, bank_count=3, group_size=1, lanes=1) as pager:
+            for group in range(3):
+                pager.fill(0, group, group)
+            assert gate.arrived(1) == {offset}
+            gate.let_all()
+            pager.divide(1, 3)
+            assert [each for each, _ in gate.reads] == [offset]
+            use(pager, 1, [1, 2])
+
+
 @given(banks=BANKS, group_size=GROUP_SIZES, steps=STEPS)
 @settings(max_examples=100, deadline=None)
 def test_reads_are_those_of_a_simple_model(banks: int, group_size: int, steps: list[Step]) -> None:

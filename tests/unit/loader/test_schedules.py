@@ -12,7 +12,7 @@ from estream_loader.verdict import judge
 from estream_spec.constants import FLAGS, SectionFlag, SectionType
 from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError, MalformedError
 from estream_spec.limits import MAX_SCHEDULES
-from estream_spec.manifest import DeviceConfiguration
+from estream_spec.manifest import DeviceConfiguration, PolicyName
 from estream_spec.schedule import ExpertShape, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
 from fixtures.packages import PAGE_SHIFT, Draft, Section
@@ -38,8 +38,8 @@ def section(data: bytes, number: int = 0) -> Section:
     return Section(SectionType.SCHEDULE, data, id=number)
 
 
-def choice(depth: int) -> DeviceConfiguration:
-    return DeviceConfiguration(name="any", arena_bytes=6 * RECORD, group_size=1, prefetch_depth=depth)
+def choice(depth: int, policy: PolicyName = "pre-routing") -> DeviceConfiguration:
+    return DeviceConfiguration(name="any", arena_bytes=6 * RECORD, group_size=1, prefetch_depth=depth, policy=policy)
 
 
 def test_programs_are_there_in_the_order_of_the_directory() -> None:
@@ -50,17 +50,20 @@ def test_programs_are_there_in_the_order_of_the_directory() -> None:
         assert package.expert_shape == SHAPE
         assert list(package.schedules.values()) == programs
         assert [entry.id for entry in package.schedules] == list(numbers)
-        assert package.program(choice(5), Phase.LOAD) == programs[1]
-        assert package.program(choice(5), Phase.PREFILL) == programs[2]
+        assert package.program(choice(5, "resident"), Phase.LOAD) == programs[1]
+        assert package.program(choice(5, "resident"), Phase.PREFILL) == programs[2]
+        assert package.program(choice(5), Phase.PREFILL) is None
+        assert package.program(choice(1), Phase.PREFILL) == programs[0]
         assert package.program(choice(1), Phase.LOAD) is None
         assert package.program(choice(2), Phase.PREFILL) is None
 
 
 def test_of_several_the_latest_counts() -> None:
     """The highest id is the latest, wherever its section lies."""
-    data = added(section(compiled(Policy.ON_DEMAND).encode(), 4), section(compiled().encode(), 2))
+    slow = replace(compiled(Policy.ON_DEMAND), policy=Policy.PRE_ROUTING)  # which only informs
+    data = added(section(slow.encode(), 4), section(compiled().encode(), 2))
     with open_package(data) as package:
-        assert package.program(choice(1), Phase.PREFILL) == compiled(Policy.ON_DEMAND)
+        assert package.program(choice(1), Phase.PREFILL) == slow
 
 
 def test_none() -> None:

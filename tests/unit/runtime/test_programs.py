@@ -12,7 +12,7 @@ import pytest
 from estream_loader import Package, open_package
 from estream_packer.editing import Changes, NewSection, edit_package
 from estream_runtime import Session
-from estream_runtime.programs import Programs, Sizes, choose_programs
+from estream_runtime.programs import DevicePrograms, Programs, Sizes, choose_programs
 from estream_spec.constants import SectionType
 from estream_spec.errors import InvalidError, LinkError
 from estream_spec.manifest import DeviceConfiguration
@@ -24,8 +24,10 @@ from fixtures.packed import PackageFactory
 
 RECORD = 16384
 PROMPT = token_ids("programs", 33)
-TUNED = DeviceConfiguration(name="tuned", arena_bytes=12 * RECORD, group_size=3, prefetch_depth=2)
-ALL = DeviceConfiguration(name="all", arena_bytes=24 * RECORD, group_size=1, prefetch_depth=23)
+TUNED = DeviceConfiguration(
+    name="tuned", arena_bytes=12 * RECORD, group_size=3, prefetch_depth=2, lanes=3, policy="post-routing"
+)
+ALL = DeviceConfiguration(name="all", arena_bytes=24 * RECORD, group_size=1, prefetch_depth=23, policy="resident")
 
 
 def compiled(package: Package, choice: DeviceConfiguration, policy: Policy, phase: Phase = Phase.PREFILL) -> Program:
@@ -54,19 +56,34 @@ def configured(path: Path, folder: Path, choice: DeviceConfiguration, *programs:
     return copy
 
 
+def only(programs: DevicePrograms) -> Programs:
+    """Those of a session with one configuration."""
+    [found] = programs.by_configuration.values()
+    return found
+
+
 def test_the_packages_own_program_runs_for_its_sizes(packed: PackageFactory, tmp_path: Path) -> None:
     with open_package(packed()) as package:
         own = compiled(package, TUNED, Policy.POST_ROUTING)
     with open_package(configured(packed(), tmp_path, TUNED, own)) as package:
-        assert choose_programs(package, Sizes(), None) == Programs(many=own, few=own, load=None)
+        assert only(choose_programs(package, Sizes())) == Programs(many=own, few=own, load=None)
         asked = Sizes(arena_bytes=TUNED.arena_bytes, group_size=3, prefetch_depth=2)
-        assert choose_programs(package, asked, Policy.POST_ROUTING).many == own
-        other = choose_programs(package, asked, Policy.PRE_ROUTING)
+        assert only(choose_programs(package, asked)).many == own
+        assert only(choose_programs(package, asked, "post-routing")).many == own
+        other = only(choose_programs(package, asked, "pre-routing"))
         assert (other.many.policy, other.few.policy, other.load) == (Policy.PRE_ROUTING, Policy.POST_ROUTING, None)
-        assert choose_programs(package, Sizes(prefetch_depth=1), None).many.policy == Policy.PRE_ROUTING
+        assert only(choose_programs(package, Sizes(prefetch_depth=1))).many.policy == Policy.PRE_ROUTING
+        assert only(choose_programs(package, Sizes(), device="generic")).many.policy == Policy.PRE_ROUTING
         with Session(package) as session:
             stats = session.prefill(PROMPT).stats
-    assert (stats.policy, stats.peak_arena_bytes) == ("post-routing", 9 * RECORD)
+    assert (stats.policy, stats.peak_arena_bytes, stats.lanes) == ("post-routing", 9 * RECORD, 3)
+
+
+def test_a_program_of_another_policy_is_not_taken(packed: PackageFactory, tmp_path: Path) -> None:
+    with open_package(packed()) as package:
+        other = compiled(package, TUNED, Policy.ON_DEMAND)
+    with open_package(configured(packed(), tmp_path, TUNED, other)) as package:
+        assert only(choose_programs(package, Sizes())).many.policy == Policy.POST_ROUTING
 
 
 @pytest.mark.parametrize(
@@ -95,7 +112,7 @@ def test_what_an_arena_is_divided_into(
     asked: Sizes, group_size: int, banks: int, packed: PackageFactory, tmp_path: Path
 ) -> None:
     with open_package(configured(packed(), tmp_path, TUNED)) as package:
-        found = choose_programs(package, asked, None)
+        found = only(choose_programs(package, asked))
     for program in (found.many, found.few):
         assert (program.group_size, program.bank_count) == (group_size, banks)
         assert program.arena_bytes == group_size * banks * RECORD
@@ -104,13 +121,13 @@ def test_what_an_arena_is_divided_into(
 @pytest.mark.parametrize("arena_bytes", [0, 1, RECORD - 1, -RECORD])
 def test_an_arena_below_one_record(arena_bytes: int, packed: PackageFactory) -> None:
     with open_package(packed()) as package, pytest.raises(LinkError) as caught:
-        choose_programs(package, Sizes(arena_bytes=arena_bytes), None)
+        choose_programs(package, Sizes(arena_bytes=arena_bytes))
     assert caught.value.hint == f"the smallest arena for this package is {RECORD} bytes"
 
 
 def test_few_tokens_are_routed_before_anything_is_read(packed: PackageFactory) -> None:
     with open_package(packed()) as package:
-        found, model = choose_programs(package, Sizes(), None), package.manifest.model
+        found, model = only(choose_programs(package, Sizes())), package.manifest.model
         assert [found.of_rows(rows, model) is found.many for rows in (1, 7, 8, 9, 512)] == [False] * 2 + [True] * 3
     assert EXPERTS == 12
     opcodes = [each.opcode for each in found.few.instructions]
@@ -132,7 +149,7 @@ def test_a_resident_program_loads_once(with_load: bool, packed: PackageFactory, 
         expected = session.forward(PROMPT)
     programs = (own, load) if with_load else (own,)
     with open_package(configured(packed(), tmp_path, ALL, *programs)) as package, Session(package) as session:
-        assert session._programs == Programs(many=own, few=own, load=load)
+        assert only(session._programs) == Programs(many=own, few=own, load=load)
         stats = session.prefill(PROMPT[:1]).stats
         assert (stats.policy, stats.bytes_read) == ("resident", EXPERTS * LAYERS * RECORD)
         assert np.array_equal(session.forward(PROMPT), expected)

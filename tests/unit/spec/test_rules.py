@@ -348,6 +348,35 @@ def test_arena_smaller_than_its_banks() -> None:
         assert package.experts.table.ranges
 
 
+def with_configurations(*choices: dict[str, Any]) -> Change:
+    given = {"name": "phone", "arena_bytes": 1 << 20, "group_size": 2, "prefetch_depth": 1}
+    added = tuple(DeviceConfiguration(**{**given, **each}) for each in choices)
+    return lambda draft: draft.change_manifest(device_configurations=added)
+
+
+def test_too_few_banks_to_keep_all_experts() -> None:
+    """Two layers of three experts are four groups of two."""
+    error = refused(with_configurations({}, {"policy": "resident", "prefetch_depth": 2}), InvalidError, "CFG-002")
+    assert error.path == "manifest.device_configurations[1].prefetch_depth"
+    assert "3 banks cannot keep 4 groups resident" in str(error)
+    for sizes in ({"prefetch_depth": 3}, {"prefetch_depth": 9}, {"group_size": 3, "prefetch_depth": 1}):
+        draft = Draft()
+        with_configurations({"policy": "resident", **sizes})(draft)
+        with open_package(draft.seal()) as package:
+            assert package.device()[0].policy == "resident"
+
+
+def test_two_configurations_of_a_device_for_prompts_of_one_length() -> None:
+    change = with_configurations({"prompt_tokens": 64}, {}, {"prompt_tokens": 64, "lanes": 3})
+    error = refused(change, InvalidError, "CFG-003")
+    assert error.path == "manifest.device_configurations[2].prompt_tokens"
+    assert "second device configuration of 'phone' with prompt_tokens 64" in str(error)
+    draft = Draft()
+    with_configurations({"prompt_tokens": 64}, {}, {"prompt_tokens": 64, "name": "tablet"})(draft)
+    with open_package(draft.seal()) as package:
+        assert [each.prompt_tokens for each in package.device("phone")] == [64, 0]
+
+
 def test_expert_layers_of_different_sizes() -> None:
     wide = ExpertBlock(experts=2, intermediate=96, router=Router(family="softmax-topk-renormalise", top_k=1))
     model = set_fields(

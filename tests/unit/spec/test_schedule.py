@@ -112,6 +112,17 @@ def test_which_configuration_a_program_is_for() -> None:
     assert not replace(PROGRAM, arena_bytes=(1 << 20) + 1).matches(choice)
     assert not replace(PROGRAM, group_size=1).matches(choice)
     assert not replace(PROGRAM, prefetch_depth=2).matches(choice)
+    assert not replace(PROGRAM, policy=Policy.POST_ROUTING).matches(choice)
+    other = DeviceConfiguration(
+        name="other",
+        arena_bytes=1 << 20,
+        group_size=2,
+        prefetch_depth=1,
+        lanes=9,
+        policy="post-routing",
+        prompt_tokens=8,
+    )
+    assert replace(PROGRAM, policy=Policy.POST_ROUTING).matches(other)
 
 
 def test_assembly() -> None:
