@@ -11,7 +11,7 @@ from estream_loader.package import Package
 from estream_spec.devices import for_tokens
 from estream_spec.errors import LinkError
 from estream_spec.limits import MAX_DIMENSION, MAX_EXPERTS
-from estream_spec.manifest import DeviceConfiguration, PolicyName
+from estream_spec.manifest import POLICY, DeviceConfiguration, PolicyName
 from estream_spec.model import ModelDescription
 from estream_spec.schedule import POLICIES_BY_NAME, ExpertShape, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
@@ -129,7 +129,7 @@ def _filled_in(asked: Sizes, policy: PolicyName | None, configuration: DeviceCon
         group_size=configuration.group_size if group_size is None else group_size,
         prefetch_depth=configuration.prefetch_depth if depth is None else depth,
     )
-    return replace(resized, policy=policy or (configuration.policy if resized == configuration else "pre-routing"))
+    return replace(resized, policy=policy or (configuration.policy if resized == configuration else POLICY))
 
 
 def _divide(

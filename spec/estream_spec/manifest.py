@@ -34,6 +34,9 @@ PolicyName = Literal["on-demand", "post-routing", "pre-routing", "resident"]
 LANES: Final = 2
 """Reads outstanding at a time unless said otherwise: with so many, storage of phones is as fast as it gets."""
 
+POLICY: Final[PolicyName] = "pre-routing"
+"""The policy unless said otherwise."""
+
 
 class Tensor(Described, frozen=True, kw_only=True):
     """One tensor inside a record.
@@ -131,8 +134,13 @@ class DeviceConfiguration(Described, frozen=True, kw_only=True):
     group_size: Annotated[int, Meta(ge=1, le=limits.MAX_EXPERTS)]
     prefetch_depth: Annotated[int, Meta(ge=0, le=limits.MAX_EXPERTS)]
     lanes: Annotated[int, Meta(ge=1, le=limits.MAX_LANES)] = LANES
-    policy: PolicyName = "pre-routing"
+    policy: PolicyName = POLICY
     prompt_tokens: Annotated[int, Meta(ge=0, le=limits.MAX_DIMENSION)] = 0
+
+    def __post_init__(self) -> None:
+        """Have one object stand for the default policy: the encoder leaves a string out only if it is that object."""
+        if self.policy == POLICY:
+            msgspec.structs.force_setattr(self, "policy", POLICY)
 
 
 class Source(Described, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import click
 from estream_loader.console import FILE, SIZE_HELP, size
 from estream_packer.commands.plan import prompt_lengths
 from estream_spec.limits import MAX_EXPERTS, MAX_LANES
-from estream_spec.manifest import LANES, PolicyName
+from estream_spec.manifest import LANES, POLICY, PolicyName
 
 if TYPE_CHECKING:
     from estream_packer.planning import Planned
@@ -38,7 +38,7 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 @click.option("--group-size", type=click.IntRange(1, MAX_EXPERTS), help="Experts that are read together.")
 @click.option("--prefetch-depth", type=click.IntRange(0, MAX_EXPERTS), help="Groups that are read ahead.")
 @click.option("--lanes", type=click.IntRange(1, MAX_LANES), help=f"Reads outstanding at a time.  [default: {LANES}]")
-@click.option("--policy", type=click.Choice(POLICIES), help="When groups are read.  [default: pre-routing]")
+@click.option("--policy", type=click.Choice(POLICIES), help=f"When groups are read.  [default: {POLICY}]")
 @click.option("--remove", is_flag=True, help="Take all configurations of that name away.")
 def command(
     package: Path,
@@ -85,7 +85,7 @@ def command(
             group_size=group_size,
             prefetch_depth=prefetch_depth,
             lanes=LANES if lanes is None else lanes,
-            policy=cast("PolicyName", policy or "pre-routing"),
+            policy=cast("PolicyName", policy or POLICY),
         )
         _show(_write(package, [choice]), [choice])
 

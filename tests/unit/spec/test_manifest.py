@@ -12,13 +12,26 @@ import pytest
 from estream_loader import open_package
 from estream_spec.constants import SectionType
 from estream_spec.errors import IntegrityError, InvalidError, MalformedError
-from estream_spec.manifest import content_id, decode_manifest
+from estream_spec.manifest import DeviceConfiguration, content_id, decode_device_configuration, decode_manifest
 from estream_spec.messagepack import encode
 from estream_spec.records import RecordTable
 from fixtures.packages import MODEL, TOKENIZER, Draft, replace_table
 
 MANIFEST = Draft().manifest
 DATA = encode(MANIFEST)
+
+
+def test_a_policy_at_its_default_is_left_out_whoever_spelled_it() -> None:
+    """Equal strings need not be one object."""
+    spelled: Any = "-".join(["pre", "routing"])
+    sizes: dict[str, Any] = {"name": "phone", "arena_bytes": 1 << 20, "group_size": 2, "prefetch_depth": 1}
+    plain = encode(DeviceConfiguration(**sizes))
+    assert encode(DeviceConfiguration(**sizes, policy=spelled, lanes=int("2"), prompt_tokens=int("0"))) == plain
+    other = DeviceConfiguration(**sizes, policy="on-demand")
+    assert encode(msgspec.structs.replace(other, policy=spelled)) == plain
+    written = b"\x85" + plain[1:] + b"\xa6policy\xabpre-routing"
+    with pytest.raises(InvalidError, match=r"\[EMOE-MAN-003\]"):
+        decode_device_configuration(written, "configuration")
 
 
 def test_manifest_survives_encoding() -> None:
