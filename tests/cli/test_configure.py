@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cli.conftest import Built, Pack
 from estream_loader import open_package
-from estream_packer.schedules import program_for
+from estream_packer.planning import package_workload
+from estream_packer.schedules import programs_for
 from estream_spec.constants import SectionType
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.messagepack import encode
+from estream_spec.planner import available_arena
+from estream_spec.profiles import shipped_profile
+from estream_spec.schedule import Phase
 from fixtures.packages import Draft, Section
 
 SIZES = ("--arena", "1M", "--group-size", "2", "--prefetch-depth", "1")
-TABLET = "arena 1,048,576 bytes, group size 2, prefetch depth 1"
+TABLET = "arena 1,048,576 bytes, group size 2, prefetch depth 1, 2 lanes, pre-routing"
 
 
 @pytest.fixture
@@ -49,13 +56,13 @@ def test_what_is_added_is_the_default(package: Path, pack: Pack) -> None:
         identity = opened.file_id, opened.manifest.content_id
     status, out, err = pack("configure", package, "--name", "phone", *SIZES)
     assert (status, err) == (0, "")
-    assert out == "added 'phone', the default now: arena 1,048,576 bytes, group size 2, prefetch depth 1\n"
+    assert out == f"added 'phone', the default now: {TABLET}\n"
     assert configurations(package) == [("phone", 1 << 20, 2, 1), generic]
     assert pack("configure", package, "--name", "tablet", *SIZES)[0] == 0
     assert [each[0] for each in configurations(package)] == ["tablet", "phone", "generic"]
     status, out, _ = pack("configure", package, "--name", "phone", "--arena", "64K", *SIZES[2:])
     assert status == 0
-    assert out == "replaced 'phone', the default now: arena 65,536 bytes, group size 2, prefetch depth 1\n"
+    assert out == f"replaced 'phone', the default now: {TABLET.replace('1,048,576', '65,536')}\n"
     assert configurations(package) == [("phone", 1 << 16, 2, 1), ("tablet", 1 << 20, 2, 1), generic]
     with open_package(package) as opened:
         assert (opened.file_id, opened.manifest.content_id) == identity
@@ -83,7 +90,7 @@ def test_it_is_shown(package: Path, pack: Pack) -> None:
     assert sum(found["summary"]["space"].values()) == package.stat().st_size
     assert found["summary"]["space"]["device configurations"] > 0
     out = pack("inspect", package)[1]
-    assert "local device configuration" in out
+    assert "local device  prompt  arena bytes  group  depth  lanes  policy" in out
     assert "phone\\x1b" in out
     assert "device configuration 0" in out
 
@@ -158,6 +165,18 @@ def test_the_highest_id_can_only_be_replaced(package: Path, pack: Pack) -> None:
         ["--name", "phone", *SIZES[:4]],
         ["--name", "phone", "--remove", *SIZES],
         ["--name", "phone", "--remove", "--prefetch-depth", "0"],
+        ["--name", "phone", "--remove", "--lanes", "2"],
+        ["--name", "phone", "--remove", "--profile", "nvme"],
+        ["--remove"],
+        ["--profile", "nvme"],
+        ["--profile", "nvme", "--prompt", "8"],
+        ["--profile", "nvme", "--memory", "1G", "--arena", "1M"],
+        ["--profile", "nvme", "--memory", "1G", "--policy", "on-demand"],
+        ["--profile", "nvme", "--memory", "1G", "--prompt", "8,"],
+        ["--name", "phone", *SIZES, "--memory", "1G"],
+        ["--name", "phone", *SIZES, "--prompt", "8"],
+        ["--name", "phone", *SIZES, "--lanes", "65"],
+        ["--name", "phone", *SIZES, "--policy", "eager"],
         ["--name", "phone", *SIZES[:2], "--group-size", "0", "--prefetch-depth", "1"],
         ["--name", "phone", "--arena", "64Q", *SIZES[2:]],
         list(SIZES),
@@ -223,7 +242,7 @@ def test_a_program_of_a_configuration_in_the_manifest_stays(built: Built, tmp_pa
 def test_no_more_programs_than_the_format_allows(package: Path, pack: Pack) -> None:
     draft = Draft()
     with open_package(draft.seal()) as opened:
-        data = program_for(opened.expert_shape, opened.device_configurations[0]).encode()
+        data = programs_for(opened.expert_shape, opened.device_configurations[0])[0].encode()
     draft.sections += [Section(SectionType.SCHEDULE, data, id=number) for number in range(256)]
     package.write_bytes(draft.seal())
     before = package.read_bytes()
@@ -231,3 +250,137 @@ def test_no_more_programs_than_the_format_allows(package: Path, pack: Pack) -> N
     assert status == 1
     assert "package has 256 schedules, the limit is 256" in err
     assert package.read_bytes() == before
+
+
+def test_lanes_and_policy(package: Path, pack: Pack) -> None:
+    reading = "--lanes", "3", "--policy", "post-routing"
+    out = pack("configure", package, "--name", "phone", *SIZES, *reading)[1]
+    assert out == "added 'phone', the default now: " + TABLET.replace("2 lanes, pre-", "3 lanes, post-") + "\n"
+    listed = json.loads(pack("inspect", package, "--json")[1])
+    [phone], [generic] = listed["local_device_configurations"], listed["device_configurations"]
+    assert (phone["lanes"], phone["policy"], phone["prompt_tokens"]) == (3, "post-routing", 0)
+    assert (generic["lanes"], generic["policy"], generic["prompt_tokens"]) == (2, "pre-routing", 0)
+    assert [(each["policy"], each["configurations"]) for each in listed["schedules"]] == [("post-routing", ["phone"])]
+    pack("configure", package, "--name", "phone", *SIZES)
+    assert [each["policy"] for each in json.loads(pack("inspect", package, "--json")[1])["schedules"]] == [
+        "pre-routing"
+    ]
+
+
+def test_a_resident_configuration_has_a_program_to_load(package: Path, pack: Pack) -> None:
+    """Two layers of three experts are two groups."""
+    sizes = "--arena", "24K", "--group-size", "3"
+    status, _, err = pack(
+        "configure", package, "--name", "phone", *sizes, "--prefetch-depth", "0", "--policy", "resident"
+    )
+    assert status == 1
+    assert "1 banks cannot keep 2 groups resident" in err
+    assert (
+        pack("configure", package, "--name", "phone", *sizes, "--prefetch-depth", "1", "--policy", "resident")[0] == 0
+    )
+    listed = json.loads(pack("inspect", package, "--json")[1])
+    assert [(each["phase"], each["policy"]) for each in listed["schedules"]] == [
+        ("load", "resident"),
+        ("prefill", "resident"),
+    ]
+    assert pack("validate", package)[0] == 0
+    pack("configure", package, "--name", "phone", "--remove")
+    assert schedules(package) == []
+
+
+def memory_for(path: Path, arena_bytes: int, tokens: int, profile: str) -> int:
+    """What the planner must be given so that an arena of this size fits beside a prompt."""
+    with open_package(path) as package:
+        return arena_bytes - available_arena(package_workload(package), shipped_profile(profile), 0, tokens)
+
+
+@pytest.fixture
+def sample(tmp_path: Path, built: Built) -> Path:
+    path = tmp_path / "sample.emoe"
+    shutil.copy(built(), path)
+    return path
+
+
+def test_what_the_planner_chooses_is_written(sample: Path, pack: Pack) -> None:
+    with open_package(sample) as opened:
+        identity, record = opened.file_id, max(opened.expert_shape.record_lengths)
+    memory = memory_for(sample, 9 * record, 256, "nvme")
+    planned = "--profile", "nvme", "--memory", str(memory), "--prompt", "256,1,16"
+    status, out, err = pack("configure", sample, *planned)
+    assert status == 0
+    assert err.startswith("notice: estimated figures of nvme: ")
+    assert out.splitlines()[0].split()[:4] == ["prompt", "mode", "arena", "group"]
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["256", "1", "16"]
+    heading, *written = out[out.index("added") :].splitlines()
+    assert heading == "added 'nvme', the default now:"
+    with open_package(sample, integrity="full") as opened:
+        choices = opened.device()
+        assert opened.file_id == identity
+        shown = [
+            f"arena {each.arena_bytes:,} bytes, group size {each.group_size}, prefetch depth {each.prefetch_depth}, "
+            f"{each.lanes} lanes, {each.policy}"
+            for each in choices
+        ]
+        assert [line.partition(": ")[2] for line in written] == shown
+        assert 1 < len(choices) <= 3
+        assert choices[-1].prompt_tokens == 256
+        assert written[-1].startswith("  prompts up to 256, and longer ones: ")
+        assert max(each.arena_bytes for each in choices) <= 9 * record
+        for choice in choices:
+            assert opened.program(choice, Phase.PREFILL) is not None
+        for one, other in pairwise(choices):
+            assert one.prompt_tokens < other.prompt_tokens
+            assert replace(one, prompt_tokens=other.prompt_tokens) != other
+    assert pack("verify", sample)[0] == 0
+    before = sample.read_bytes()
+    assert "\nnothing to change for 'nvme', the default now:\n" in pack("configure", sample, *planned)[1]
+    assert sample.read_bytes() == before
+    assert "\nadded 'mine', the default now:\n" in pack("configure", sample, *planned, "--name", "mine")[1]
+    assert [each.name for each in all_of(sample)] == ["mine"] * len(choices) + ["nvme"] * len(choices) + ["generic"]
+    pack("configure", sample, "--name", "mine", "--remove")
+    assert [each.name for each in all_of(sample)] == ["nvme"] * len(choices) + ["generic"]
+    out = pack("configure", sample, "--name", "nvme", "--remove")[1]
+    assert out.startswith("removed 'nvme', the default now is 'generic': arena ")
+    assert len(schedules(sample)) == 1
+
+
+def all_of(path: Path) -> tuple[DeviceConfiguration, ...]:
+    with open_package(path) as package:
+        return package.device_configurations
+
+
+def test_lengths_that_are_run_alike_have_one_configuration(sample: Path, pack: Pack) -> None:
+    """With memory for everything, all experts stay, and there is nothing to choose."""
+    out = pack("configure", sample, "--profile", "ufs-4.0", "--memory", "1G", "--prompt", "16,256,64")[1]
+    [choice] = all_of(sample)[:-1]
+    assert (choice.name, choice.policy, choice.prompt_tokens) == ("ufs-4.0", "resident", 256)
+    assert out.splitlines()[-1].startswith("  prompts up to 256, and longer ones: arena ")
+    with open_package(sample) as package:
+        assert package.program(choice, Phase.LOAD) is not None
+
+
+def test_lengths_are_those_within_the_context_unless_some_are_given(sample: Path, package: Path, pack: Pack) -> None:
+    out = pack("configure", sample, "--profile", "ufs-4.0", "--memory", "1G")[1]
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["64", "512"]
+    draft = Draft()
+    draft.change_model(context_length=48)
+    package.write_bytes(draft.seal())
+    out = pack("configure", package, "--profile", "ufs-4.0", "--memory", "1G")[1]
+    assert [line.split()[0] for line in out.splitlines()[1:2]] == ["48"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--memory", "1M"], "1048576 bytes of memory for a prompt of 512 tokens, expected at least "),
+        (["--memory", "1G", "--prompt", "8,9999"], "a prompt of 9999 tokens, expected at most the model's "),
+        (["--memory", "1G", "--profile", "toaster"], "profile cannot be read: no such file or directory"),
+    ],
+)
+def test_what_cannot_be_planned_changes_nothing(sample: Path, arguments: list[str], message: str, pack: Pack) -> None:
+    before = sample.read_bytes()
+    status, out, err = pack("configure", sample, "--profile", "ufs-4.0", *arguments)
+    assert (status, out) == (1, "")
+    assert err.count("error: ") == 1
+    assert f"estream-pack: error: {message}" in err
+    assert sample.read_bytes() == before

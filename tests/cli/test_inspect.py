@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cli.conftest import Built, Pack
 from estream_loader import open_package
 from estream_packer.inspection import Inspection, describe_model, inspect_package
-from estream_packer.schedules import program_for
+from estream_packer.schedules import programs_for
 from estream_spec.constants import SectionType
 from estream_spec.model import Layer
 from fixtures.packages import MODEL, Draft, Section
@@ -175,7 +175,7 @@ def test_programs_that_are_for_nothing_or_not_there(tmp_path: Path, pack: Pack) 
     assert pack("inspect", path, "--schedule") == (0, "no schedules: readers make their own\n", "")
     with open_package(path) as package:
         choice = replace(package.device_configurations[0], arena_bytes=1 << 30)
-        program = program_for(package.expert_shape, choice)
+        [program] = programs_for(package.expert_shape, choice)
     draft.sections += [Section(SectionType.SCHEDULE, program.encode(), id=number) for number in (0, 5)]
     path.write_bytes(draft.seal())
     out = pack("inspect", path, "--schedule")[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from estream_loader import open_package
 from estream_loader.console import run_command, size
+from estream_packer.configuring import configure_changes
+from estream_packer.editing import edit_package
 from estream_packer.signing import sign
 from estream_runtime import Session
 from estream_runtime.cli import PROGRAM, group
+from estream_spec.manifest import DeviceConfiguration
 from fixtures.olmoe import EXPERTS, LAYERS
 from fixtures.packed import UNQUANTISED, PackageFactory
 
@@ -97,6 +101,27 @@ def test_when_and_how_experts_are_read_changes_no_text(run: Program, packed: Pac
     assert found["stats"]["reading_mode"]
     assert run("generate", packed(), *options, "--policy", "resident").code == 2
     assert run("score", packed(), *options[:2], "--choice", "a", "--lanes", "0").code == 2
+
+
+def test_a_device_is_chosen_by_its_name(run: Program, packed: PackageFactory, tmp_path: Path) -> None:
+    path = tmp_path / "configured.emoe"
+    shutil.copy(packed(), path)
+    choices = [
+        DeviceConfiguration(name="phone", arena_bytes=1 << 20, group_size=1, prefetch_depth=4, lanes=3, **changes)
+        for changes in ({"policy": "on-demand", "prompt_tokens": 8}, {"policy": "post-routing"})
+    ]
+    edit_package(path, lambda package: configure_changes(package, choices))
+    options = ["--prompt", PROMPT, "--max-new-tokens", "5", "--json"]
+    expected = json.loads(run("generate", packed(), *options).out)
+    for device, policy, lanes in ((), "post-routing", 3), (("--device", "generic"), "pre-routing", 2):
+        found = json.loads(run("generate", path, *options, *device).out)
+        assert found["text"] == expected["text"]
+        assert found["stats"]["prompt_tokens"] > 8
+        assert (found["stats"]["policy"], found["stats"]["lanes"]) == (policy, lanes)
+    found = run("score", path, "--prompt", PROMPT, "--choice", "a", "--device", "watch")
+    assert (found.code, found.out) == (1, "")
+    assert "estream-run: error: no device configuration for 'watch'" in found.err
+    assert "hint: the package has 'phone', 'generic'" in found.err
 
 
 def test_an_end_token_is_not_shown(run: Program, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:

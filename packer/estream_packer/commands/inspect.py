@@ -87,8 +87,8 @@ def _show(found: Inspection) -> None:
         _sections(found),
         _records(found),
         _graphs(found),
-        _configurations("local device configuration", found.local_device_configurations),
-        _configurations("device configuration", found.device_configurations),
+        _configurations("local device", found.local_device_configurations),
+        _configurations("device", found.device_configurations),
         _schedules(found.schedules),
     )
     for table in tables:

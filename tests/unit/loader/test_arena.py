@@ -71,7 +71,7 @@ def test_dividing_anew_forgets_what_was_held_and_voids_earlier_bindings() -> Non
     arena.divide(1, 3 * 4096)
     [bank] = arena.banks
     assert (bank.index, bank.group, bank.loaded, bank.state) == (0, None, set(), BankState.AVAILABLE)
-    assert (bank.epoch, len(bank.memory), bank.memory[-1:]) == (3, 3 * 4096, b"x")
+    assert (bank.epoch, len(bank.memory), bytes(bank.memory[-1:])) == (3, 3 * 4096, b"x")
     assert arena.length == 4 * 4096
 
 

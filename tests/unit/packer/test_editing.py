@@ -10,7 +10,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import pytest
 from estream_loader import Package, open_package
 from estream_loader.integrity import check_padding, notices, verify
 from estream_packer.editing import MAX_GENERATION, Changes, NewSection, edit_package, plan_edit
-from estream_packer.schedules import program_for
+from estream_packer.schedules import programs_for
 from estream_spec import limits
 from estream_spec.constants import SUPERBLOCK_OFFSETS, SectionFlag, SectionType
 from estream_spec.container import Container
@@ -69,9 +69,25 @@ def generation(source: Path | bytes) -> int:
 OLD = Draft().seal()
 OTHER = Draft(page_shift=13).seal()
 EDITED = {**content(OLD), (ADDED.type, ADDED.id): ADDED.data}
-with open_package(OLD) as _package:
-    CONFIGURED = {**EDITED, (SectionType.SCHEDULE, 0): program_for(_package.expert_shape, CHOICE).encode()}
-    """What the verb `configure` makes: the configuration has a program."""
+SEVERAL = (
+    DeviceConfiguration(name="phone", arena_bytes=1 << 20, group_size=1, prefetch_depth=0, policy="on-demand"),
+    DeviceConfiguration(name="phone", arena_bytes=1 << 16, group_size=2, prefetch_depth=1, lanes=3, prompt_tokens=512),
+    DeviceConfiguration(
+        name="phone", arena_bytes=1 << 20, group_size=3, prefetch_depth=1, policy="resident", prompt_tokens=8
+    ),
+)
+"""A device that has other programs for three lengths of the prompt, four in all."""
+
+
+def configured(choices: Sequence[DeviceConfiguration]) -> Content:
+    """What configuring a device makes of the package: the configurations have programs, and the first is the latest."""
+    with open_package(OLD) as package:
+        programs = [each for choice in choices for each in programs_for(package.expert_shape, choice)]
+    return {
+        **content(OLD),
+        **{(SectionType.SCHEDULE, number): each.encode() for number, each in enumerate(programs)},
+        **{(SectionType.DEVICE_CONFIGURATION, n): encode(each) for n, each in enumerate(reversed(choices))},
+    }
 
 
 @pytest.fixture
@@ -336,7 +352,10 @@ CALLS = ("pwrite", "fsync", "ftruncate")
 """Everything an edit does to a file."""
 DYING_EDITS = """
 import itertools, os, shutil, sys
-from estream_packer.cli import group
+from pathlib import Path
+from estream_packer.configuring import configure_changes
+from estream_packer.editing import edit_package
+from estream_spec.manifest import decode_device_configuration
 
 def dying(name, call):
     def wrapped(*arguments):
@@ -353,12 +372,13 @@ def dying(name, call):
 
 for name in ("pwrite", "fsync", "ftruncate"):
     setattr(os, name, dying(name, getattr(os, name)))
-choice = ["--name", "phone", "--arena", "1M", "--group-size", "1", "--prefetch-depth", "1"]
+choices = [decode_device_configuration(bytes.fromhex(each), "") for each in sys.argv[2:]]
 for left in itertools.count(1):
     copy = f"{sys.argv[1]}.{left}"
     shutil.copy(sys.argv[1], copy)
     if not (child := os.fork()):
-        group(["configure", copy, *choice])
+        edit_package(Path(copy), lambda package: configure_changes(package, choices))
+        os._exit(0)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 9:
         break
 """
@@ -366,16 +386,18 @@ for left in itertools.count(1):
 """
 
 
-def test_killed_at_every_write(path: Path) -> None:
+@pytest.mark.parametrize("choices", [(CHOICE,), SEVERAL], ids=["one configuration", "several"])
+def test_killed_at_every_write(path: Path, choices: Sequence[DeviceConfiguration]) -> None:
     """A process that dies leaves a package, and the next edit can begin with it."""
     path.write_bytes(STARTS["bytes behind the end"])
-    subprocess.run([sys.executable, "-c", DYING_EDITS, str(path)], check=True, capture_output=True)
+    given, new = [encode(each).hex() for each in choices], configured(choices)
+    subprocess.run([sys.executable, "-c", DYING_EDITS, str(path), *given], check=True, capture_output=True)
     outcomes = []
     for number in range(1, len(list(path.parent.iterdir()))):
         copy = path.with_name(f"{path.name}.{number}")
         found = content(copy)
-        assert found in (content(OLD), CONFIGURED)
-        outcomes.append("new" if found == CONFIGURED else "old")
+        assert found in (content(OLD), new)
+        outcomes.append("new" if found == new else "old")
         edit_package(copy, replace_all)
         assert content(copy) == EDITED
     assert outcomes == ["old"] * 5 + ["new"] * 4
