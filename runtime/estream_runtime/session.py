@@ -216,6 +216,8 @@ class Session:
         """What happened when in a prefill, which is not much slower for it. Raises as `forward` does."""
         prompt = self._prompt(token_ids)
         meter = self._meter(prompt)
+        program = self._programs.of_rows(len(prompt)).many
+        self._interpreter.pager.divide(program.bank_count, program.group_size)  # before anyone watches the banks
         with recorded(self._interpreter) as recording, meter.running():
             self._run(Batch.of(prompt), self._interpreter.last_logits)
         return trace_of(recording, self._package, self._interpreter.pager, meter.stats(), self.start_up_s)

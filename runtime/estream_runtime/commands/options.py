@@ -90,9 +90,7 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         laps, process_s = Laps(), process_age_s()
         with open_package(package, integrity=integrity, policy=trusted) as opened:
             laps.end("package")
-            with Session(
-                opened, backend, arena, threads=threads, lanes=lanes, policy=policy, device=device
-            ) as session:
+            with Session(opened, backend, arena, threads=threads, lanes=lanes, policy=policy, device=device) as session:
                 session.start_up_s = {"process": process_s, **laps.seconds, **session.start_up_s}
                 verb(session, **rest)
 

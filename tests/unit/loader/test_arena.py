@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from estream_loader.arena import Arena
+from estream_loader.arena import Arena, Stay
 from estream_spec.errors import LinkError
 from estream_spec.schedule import BankState
 
@@ -73,6 +73,21 @@ def test_dividing_anew_forgets_what_was_held_and_voids_earlier_bindings() -> Non
     assert (bank.index, bank.group, bank.loaded, bank.state) == (0, None, set(), BankState.AVAILABLE)
     assert (bank.epoch, len(bank.memory), bytes(bank.memory[-1:])) == (3, 3 * 4096, b"x")
     assert arena.length == 4 * 4096
+
+
+def test_banks_of_a_new_division_are_watched_as_those_before() -> None:
+    arena, stays = Arena(2 * 4096), list[Stay]()
+    arena.divide(2, 4096)
+    arena.watch(stays.append)
+    arena.divide(1, 4096)
+    arena.banks[0].move(BankState.FILLING)
+    arena.banks[0].move(BankState.AVAILABLE)
+    found = [(each.bank, each.state) for each in stays]
+    assert found == [(0, BankState.AVAILABLE), (1, BankState.AVAILABLE), (0, BankState.AVAILABLE), (0, BankState.FILLING)]
+    arena.watch(None)
+    arena.divide(2, 4096)
+    arena.banks[0].move(BankState.FILLING)
+    assert len(stays) == len(found) + 1
 
 
 def test_only_what_is_free_is_divided_and_only_as_far_as_there_is_room() -> None:
