@@ -83,7 +83,12 @@ def test_banks_of_a_new_division_are_watched_as_those_before() -> None:
     arena.banks[0].move(BankState.FILLING)
     arena.banks[0].move(BankState.AVAILABLE)
     found = [(each.bank, each.state) for each in stays]
-    assert found == [(0, BankState.AVAILABLE), (1, BankState.AVAILABLE), (0, BankState.AVAILABLE), (0, BankState.FILLING)]
+    assert found == [
+        (0, BankState.AVAILABLE),
+        (1, BankState.AVAILABLE),
+        (0, BankState.AVAILABLE),
+        (0, BankState.FILLING),
+    ]
     arena.watch(None)
     arena.divide(2, 4096)
     arena.banks[0].move(BankState.FILLING)

@@ -104,6 +104,17 @@ def test_experts_stay_until_the_arena_is_divided_anew(session: Session) -> None:
     assert session.prefill(SHORT).stats.bytes_read == everything
 
 
+def test_a_trace_shows_the_banks_of_its_own_configuration(
+    session: Session, choices: tuple[DeviceConfiguration, ...]
+) -> None:
+    for prompt in (SHORT, LONG, MIDDLE, SHORT):
+        own = next((each for each in choices if each.prompt_tokens >= len(prompt)), choices[-1])
+        trace = session.trace(prompt)
+        banks = [name for name in trace.tracks() if name.startswith("bank ")]
+        assert len(banks) == own.prefetch_depth + 1
+        assert (trace.other_data.group_size, trace.other_data.policy) == (own.group_size, own.policy)
+
+
 def test_a_program_of_the_package_runs_for_each_length(
     session: Session, choices: tuple[DeviceConfiguration, ...]
 ) -> None:
