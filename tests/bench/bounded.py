@@ -1,6 +1,7 @@
 """Run a command in a memory cgroup of its own: the kernel counts what it takes, page cache included, and can bound it.
 
-Needs the right to make one, as root has on most machines; both versions of cgroups will do.
+Needs the right to make one, as root has on most machines; both versions of cgroups will do. Without that right a
+command that is to be bounded is not run, and of others the memory is not known.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ class Finished:
 
     Attributes:
         output: what it wrote to standard output.
-        peak_bytes: most memory that it took at any time, page cache included.
+        peak_bytes: most memory that it took at any time, page cache included; None where nobody counted.
     """
 
     output: str
-    peak_bytes: int
+    peak_bytes: int | None
 
 
 def run_bounded(command: list[str], limit: int | None = None) -> Finished:
@@ -47,13 +48,18 @@ def run_bounded(command: list[str], limit: int | None = None) -> Finished:
         if limit is not None:
             (group / limit_file).write_text(str(limit))
     except OSError as error:
-        raise SystemExit(f"no memory cgroup can be made: {error}; run this as root") from None
+        if limit is not None:
+            raise SystemExit(f"no memory cgroup can be made: {error}; run this as root") from None
+        return Finished(_output(command), None)
     try:
-        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
-        done = subprocess.run([*enter, *command], stdout=subprocess.PIPE, text=True)
-        peak = int((group / peak_file).read_text())
+        output = _output(["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command])
+        return Finished(output, int((group / peak_file).read_text()))
     finally:
         group.rmdir()
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode} after {peak:,} bytes")
-    return Finished(done.stdout, peak)
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    return done.stdout
