@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from estream_loader.arena import Arena, Bank, Stay
 from estream_loader.package import Package
@@ -18,9 +18,6 @@ from estream_loader.reading import Read, Reader, ReadingStats, Span
 from estream_spec.errors import EmoeError
 from estream_spec.manifest import LANES
 from estream_spec.schedule import BankState
-
-PIECE_BYTES: Final = 1 << 22
-"""What a group's read is cut into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Pager:
         self._on_piece: Callable[[Span], None] | None = None
         self.divide(bank_count, group_size)
         check = None if package.integrity == "open" else package.check_record
-        self._reader = Reader(package.source, lanes, check=check, piece_bytes=PIECE_BYTES, on_piece=self._tell)
+        self._reader = Reader(package.source, lanes, check=check, on_piece=self._tell)
 
     def __enter__(self) -> Self:
         return self

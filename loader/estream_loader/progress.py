@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 
 class Progress(Protocol):
-    """What something long reports to, in bytes or in tokens."""
+    """What something long reports to, in bytes, tokens or measurements."""
 
     def begin(self, stage: str, total: int) -> None:
         """A stage begins that will take `total`."""
@@ -29,7 +29,7 @@ class Quiet:
 
 
 @contextlib.contextmanager
-def open_progress(unit: Literal["bytes", "tokens"] = "bytes") -> Iterator[Progress]:
+def open_progress(unit: Literal["bytes", "tokens", "measurements"] = "bytes") -> Iterator[Progress]:
     """A bar on standard error where that is a terminal, else nothing.
 
     Args:
@@ -64,7 +64,7 @@ def open_progress(unit: Literal["bytes", "tokens"] = "bytes") -> Iterator[Progre
         def advance(self, amount: int) -> None:
             self._bars.advance(self._stage, amount)
 
-    counted: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn("tokens"))
+    counted: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn(unit))
     if unit == "bytes":
         counted = DownloadColumn(binary_units=True), TransferSpeedColumn()
     columns = TextColumn("{task.description}"), BarColumn(), *counted, TimeRemainingColumn()

@@ -15,15 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from estream_loader.records import RecordPlace
 from estream_loader.source import ByteSource, read_exactly
 from estream_loader.uncached import UncachedSource
 from estream_spec.errors import LinkError
-
-PIECE_BYTES: Final = 1 << 20
-"""The least that is worth a read of its own."""
+from estream_spec.pieces import piece_bytes
 
 Check = Callable[[RecordPlace, memoryview], None]
 """Proves a record that has landed, or raises."""
@@ -75,7 +73,7 @@ class Read:
         self._buffer: memoryview | None = buffer
         self._records = tuple(records)
         self._state = ReadState.QUEUED
-        self._pieces = deque(_cut(len(buffer), reader.piece_bytes))
+        self._pieces = deque(_cut(len(buffer), reader.piece_of(len(buffer))))
         self._missing = [record.length for record in records]
         self._at_work = 0
         self._error: BaseException | None = None
@@ -113,7 +111,8 @@ class Reader:
         source: the package's bytes; those of a file are read past the page cache where that works.
         lanes: reads outstanding at a time.
         check: proves each record as it lands, on the lane that completed it; None proves nothing.
-        piece_bytes: what reads are cut into; a last piece may be longer by less than that.
+        piece: bytes that reads are cut into, the last with what is left over; None cuts each read as
+            `estream_spec.pieces` says.
         on_piece: told of every piece when it is over, on its lane.
 
     Raises:
@@ -126,12 +125,12 @@ class Reader:
         lanes: int,
         *,
         check: Check | None = None,
-        piece_bytes: int = PIECE_BYTES,
+        piece: int | None = None,
         on_piece: Callable[[Span], None] | None = None,
     ):
         if lanes < 1:
             raise LinkError(f"{lanes} lanes for reading, expected 1 or more")
-        self.piece_bytes = piece_bytes
+        self._lanes, self._piece = lanes, piece
         self._source = UncachedSource(source)
         self._check, self._on_piece = check, on_piece
         self._change = threading.Condition()
@@ -159,6 +158,10 @@ class Reader:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def piece_of(self, length: int) -> int:
+        """Bytes of the pieces that a read of `length` bytes is cut into."""
+        return piece_bytes(length, self._lanes) if self._piece is None else self._piece
 
     @property
     def mode(self) -> str:
@@ -317,10 +320,9 @@ class Reader:
         return LinkError(message, path=self._source.name, offset=read.offset)
 
 
-def _cut(length: int, piece_bytes: int) -> list[tuple[int, int]]:
-    """Pieces of a range, as (start, stop): each of `piece_bytes`, the last with what is left over."""
-    starts = [number * piece_bytes for number in range(max(length // piece_bytes, 1))]
-    return list(zip(starts, [*starts[1:], length], strict=True))
+def _cut(length: int, piece: int) -> list[tuple[int, int]]:
+    """Pieces of a range, as (start, stop): each of `piece` bytes, the last with what is left over."""
+    return [(start, min(start + piece, length)) for start in range(0, length, piece)] or [(0, 0)]
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -17,7 +17,7 @@ from estream_loader.dense import EmbeddingRows
 from estream_loader.package import Package
 from estream_loader.pager import Pager
 from estream_loader.tokenizing import tokenizer_faults
-from estream_runtime.backends import GraphKey, open_backend
+from estream_runtime.backends import Backend, GraphKey, open_backend
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import KeyValues
 from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
@@ -144,6 +144,7 @@ class Session:
             }
             opened = open_backend(backend, self._model, graphs, threads or len(os.sched_getaffinity(0)))
             stack.callback(opened.close)
+            self._backend = opened
             laps.end("backend")
             first = self._programs.of_rows(1).many
             pager = stack.enter_context(
@@ -183,6 +184,18 @@ class Session:
     def package(self) -> Package:
         """The package that runs."""
         return self._package
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """What carries out programs, to run some of one's own."""
+        self._check_open()
+        return self._interpreter
+
+    @property
+    def backend(self) -> Backend:
+        """What runs graphs."""
+        self._check_open()
+        return self._backend
 
     def forward(self, token_ids: TokenIds, on_route: OnRoute | None = None) -> Floats:
         """Logits after every token.

@@ -195,11 +195,13 @@ def predict(
     lanes: int,
 ) -> Prediction:
     """Predict a plan that reads experts for each prompt."""
-    timeline = simulate(work.layers, policy, depth + 1, after_s=head_s(workload.model, profile))
+    bank_bytes = group_size * max(workload.record_lengths)
+    toll = profile.read_toll(bank_bytes, lanes)
+    timeline = simulate(work.layers, policy, depth + 1, after_s=head_s(workload.model, profile), toll=toll)
     return Prediction(
         mode="paged" if policy == "pre-routing" else "on-demand",
         policy=policy,
-        arena_bytes=(depth + 1) * group_size * max(workload.record_lengths),
+        arena_bytes=(depth + 1) * bank_bytes,
         group_size=group_size,
         prefetch_depth=depth,
         lanes=lanes,

@@ -15,16 +15,17 @@ from msgspec import Meta, Struct
 
 from estream_spec import limits
 from estream_spec.errors import MalformedError
+from estream_spec.pieces import piece_count
 
 Basis = Literal["measured", "published", "estimated"]
 Positive = Annotated[float, Meta(gt=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 Text = Annotated[str, Meta(min_length=1, max_length=limits.MAX_TEXT)]
 
+NAME_PATTERN: Final = r"^[a-z0-9]+([.-][a-z0-9]+)*$"
+"""What a profile's name looks like."""
 MAX_PROFILE_LENGTH: Final = 1 << 20
 """1 MiB; a profile has a few thousand bytes."""
-MIN_PIECE: Final = 1 << 20
-"""Bytes: a group's read is split over lanes in pieces of at least this."""
 _ROUNDING: Final = 1e-6
 """Share of a tile by which a computed number of tokens may exceed whole tiles."""
 
@@ -87,20 +88,22 @@ class ReadRate(Curve, frozen=True, kw_only=True):
     lanes: Annotated[int, Meta(ge=1, le=1024)]
 
 
-class ExpertTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExpertTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How long experts take.
 
     Attributes:
-        group_call_s: to call the graph for a group.
+        group_call_s: for a group whatever is in it: to call the graph, and what having it read takes from computing.
         weight_s: for each weight of an expert that has tokens, however many: to move and expand it.
         flops: multiplications and additions per second, by the rows of gate and up.
         row_tile: tokens are computed in tiles of so many rows.
+        flops_share: share of `flops` that is reached, by tokens of the expert; None where all numbers of them reach it.
     """
 
     group_call_s: Duration
     weight_s: Duration
     flops: Curve
     row_tile: Count
+    flops_share: Curve | None = None
 
     def expert_s(self, weights: int, intermediate: int, tokens: float) -> float:
         """Seconds for one expert.
@@ -112,7 +115,8 @@ class ExpertTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """
         tile = self.row_tile.value
         rows = tile * ceil(tokens / tile - _ROUNDING)
-        return weights * self.weight_s.value + 2 * weights * rows / self.flops(intermediate)
+        share = 1.0 if self.flops_share is None else self.flops_share(max(tokens, 1.0))
+        return weights * self.weight_s.value + 2 * weights * rows / (share * self.flops(intermediate))
 
 
 class NpuLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,17 +142,20 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         experts: how long experts take.
         layer_flops: operations per second of all else in a layer, by tokens; what is counted is `planner.layer_s`.
         head_weight_s: seconds for each weight of the head, which one token passes.
+        read_toll_s: seconds that computing loses to each byte read beside it: reading takes time of processors, too.
+            None where others read than compute.
         memory_bytes: memory of the device; None where the profile is of storage alone.
         npu: limits of its accelerator; None where it has none.
     """
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$", max_length=limits.MAX_NAME)]
+    name: Annotated[str, Meta(pattern=NAME_PATTERN, max_length=limits.MAX_NAME)]
     about: Text
     read_rates: Annotated[tuple[ReadRate, ...], Meta(min_length=1)]
     read_start_s: Duration
     experts: ExpertTimes
     layer_flops: Curve
     head_weight_s: Duration
+    read_toll_s: Duration | None = None
     memory_bytes: Count | None = None
     npu: NpuLimits | None = None
 
@@ -158,13 +165,13 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"read rates for {lanes} lanes, expected each once, increasing")
 
     def rate(self, length: int, lanes: int) -> float:
-        """Bytes per second at which `length` bytes are read, split over lanes in pieces of at least 1 MiB.
+        """Bytes per second at which `length` bytes are read, cut into pieces as `estream_spec.pieces` says.
 
         Args:
             length: bytes, above 0.
             lanes: one of those that `read_rates` has.
         """
-        return self._read_rate(lanes)(max(length / lanes, min(length, MIN_PIECE)))
+        return self._read_rate(lanes)(length / piece_count(length, lanes))
 
     def best_rate(self, lanes: int) -> float:
         """Bytes per second at the best request size. Arguments as for `rate`."""
@@ -173,6 +180,11 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def read_s(self, length: int, lanes: int) -> float:
         """Seconds from asking for `length` bytes to having them; nothing takes no time."""
         return self.read_start_s.value + length / self.rate(length, lanes) if length else 0.0
+
+    def read_toll(self, length: int, lanes: int) -> float:
+        """Seconds that computing loses to each second in which reads of `length` bytes, above 0, are under way."""
+        toll = 0.0 if self.read_toll_s is None else self.read_toll_s.value
+        return toll * length / self.read_s(length, lanes)
 
     def _read_rate(self, lanes: int) -> ReadRate:
         [curve] = [each for each in self.read_rates if each.lanes == lanes]

@@ -13,7 +13,10 @@ that and the group before having been computed (`on-demand`).
 A group without tokens is idle. Where its read has not started when the layer is routed, it is skipped; else its read
 finishes and its bank is free again at once. A read that starts once the layer is routed brings routed experts only.
 
-Source: the recurrence of EStream (arXiv 2609.06551), idle groups and partial reads added.
+Where reading takes time of the processors that compute, each read makes computing longer by a share of its own time,
+its toll. It is counted with the group that was read, which comes to the same in sum.
+
+Source: the recurrence of EStream (arXiv 2609.06551), idle groups, partial reads and the toll added.
 """
 
 from __future__ import annotations
@@ -96,7 +99,13 @@ class Timeline:
 
 
 def simulate(
-    layers: Sequence[LayerTimes], policy: Policy, banks: int, *, before_s: float = 0.0, after_s: float = 0.0
+    layers: Sequence[LayerTimes],
+    policy: Policy,
+    banks: int,
+    *,
+    before_s: float = 0.0,
+    after_s: float = 0.0,
+    toll: float = 0.0,
 ) -> Timeline:
     """Run the recurrence.
 
@@ -106,9 +115,12 @@ def simulate(
         banks: groups the arena holds, at least 1; `on-demand` never uses more than one.
         before_s: computing before the first layer, such as the embedding. Reads may start before it ends.
         after_s: computing after the last layer, such as the head.
+        toll: seconds that computing loses to each second of reading beside it; with one bank nearly all reading is
+            waited for, and there is none.
     """
     assert banks >= 1
     pre, on_demand = policy == "pre-routing", policy == "on-demand"
+    toll = 0.0 if on_demand or banks == 1 else toll
     rows: list[tuple[int, int, float, float, float, float]] = []
     free = [0.0] * banks
     read_end, computed, io_busy, compute_busy = 0.0, before_s, 0.0, before_s + after_s
@@ -129,13 +141,15 @@ def simulate(
             read_end = start + seconds
             io_busy += seconds
             begin = max(computed, read_end)
+            compute += toll * seconds
+            compute_busy += compute
             if idle:
                 # Nothing waits for it, and its bank is free as soon as it is known to hold nothing of use.
                 free[bank] = max(routed, read_end)
+                computed += compute
                 rows.append((number, WHOLE, start, read_end, free[bank], free[bank]))
                 continue
             computed = free[bank] = begin + compute
-            compute_busy += compute
             rows.append((number, ROUTED if known else WHOLE, start, read_end, begin, computed))
     columns = list(zip(*rows, strict=True)) or [()] * 6
     return Timeline(

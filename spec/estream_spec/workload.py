@@ -65,15 +65,25 @@ class GroupedWork:
 
 
 def layer_s(model: ModelDescription, layer: int, profile: DeviceProfile, tokens: int) -> float:
-    """Seconds of all but the experts of a layer.
+    """Seconds of all but the experts of a layer, at the profile's rate for so many tokens."""
+    return layer_operations(model, layer, tokens) / profile.layer_flops(tokens)
 
-    Counted are the products of the attention projections, of the router, and of attention over half of all pairs of
-    tokens, at the profile's rate for so many tokens. That rate has to pay for norms, rotation and softmax too.
+
+def layer_operations(model: ModelDescription, layer: int, tokens: int) -> int:
+    """Operations counted for all but the experts of a layer.
+
+    These are the products of the attention projections, of the router, and of attention over half of all pairs of
+    tokens. A rate for them has to pay for norms, rotation and softmax too.
     """
     attention, hidden = model.attention(layer), model.hidden
     queries, keys = attention.heads * attention.head_dim, attention.key_value_heads * attention.head_dim
     weights = hidden * (2 * queries + 2 * keys + model.expert_block(layer).experts)
-    return (2 * tokens * weights + 2 * tokens**2 * queries) / profile.layer_flops(tokens)
+    return 2 * tokens * weights + 2 * tokens**2 * queries
+
+
+def expert_weights(model: ModelDescription, layer: int) -> int:
+    """Weights of one expert of a layer: gate, up and down."""
+    return 3 * model.hidden * model.expert_block(layer).intermediate
 
 
 def head_s(model: ModelDescription, profile: DeviceProfile) -> float:
@@ -160,7 +170,7 @@ def _given(expected: Floats, probability: Floats) -> Floats:
 def _expert_s(model: ModelDescription, layer: int, profile: DeviceProfile, load: RoutingLoad) -> Floats:
     """Seconds expected of each expert, f64 `[experts]`."""
     intermediate = model.expert_block(layer).intermediate
-    weights = 3 * model.hidden * intermediate
+    weights = expert_weights(model, layer)
     seconds = cache(lambda tokens: profile.experts.expert_s(weights, intermediate, tokens))
     each: Floats = np.array([seconds(tokens) for tokens in load.tokens.tolist()])
     return load.active * each

@@ -75,7 +75,7 @@ def pooled(path: Path, groups: list[list[RecordPlace]], lanes: int, piece: int, 
     def prove(record: RecordPlace, data: memoryview) -> None:
         record.check(crc32c.crc32c(data))
 
-    with Reader(source, lanes, check=prove if check else None, piece_bytes=piece) as reader:
+    with Reader(source, lanes, check=prove if check else None, piece=piece) as reader:
         begun = time.perf_counter()
         waiting: list[Read] = []
         for number, group in enumerate(groups):

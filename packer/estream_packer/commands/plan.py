@@ -19,7 +19,7 @@ def prompt_lengths(text: str) -> tuple[int, ...]:
 
 @click.command(short_help="Choose arena, group size and depth for a device.")
 @click.argument("model", metavar="PACKAGE_OR_SHAPE")
-@click.option("--profile", required=True, help="The device: a profile's name or file.")
+@click.option("--profile", required=True, help="The device: a profile's name, or a file of `estream-run probe`.")
 @click.option("--memory", type=size, metavar="SIZE", required=True, help="Most memory for everything, such as 1G.")
 @click.option(
     "--prompt",

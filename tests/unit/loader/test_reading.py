@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estream_loader import open_package, reading
-from estream_loader.reading import PIECE_BYTES, Read, Reader, ReadState, Span
+from estream_loader.reading import Read, Reader, ReadState, Span
 from estream_loader.records import RecordPlace
 from estream_loader.source import FileSource
 from estream_spec.errors import IntegrityError, LinkError
@@ -59,16 +59,16 @@ class TestPieces:
             (1, [1]),
             (PIECE - 1, [PIECE - 1]),
             (PIECE, [PIECE]),
-            (2 * PIECE - 1, [2 * PIECE - 1]),
+            (2 * PIECE - 1, [PIECE, PIECE - 1]),
             (2 * PIECE, [PIECE, PIECE]),
-            (3 * PIECE + 5, [PIECE, PIECE, PIECE + 5]),
+            (3 * PIECE + 5, [PIECE, PIECE, PIECE, 5]),
         ],
     )
     @pytest.mark.parametrize("lanes", [1, 3])
     def test_a_read_is_cut(self, length: int, expected: list[int], lanes: int) -> None:
         source = CountingSource(DATA)
         buffer = memory(length)
-        with Reader(source, lanes, piece_bytes=PIECE) as reader:
+        with Reader(source, lanes, piece=PIECE) as reader:
             read = reader.submit(100, buffer)
             read.wait()
             assert read.state.name == "DONE"
@@ -76,11 +76,12 @@ class TestPieces:
         starts = [100 + number * PIECE for number in range(len(expected))]
         assert sorted(source.reads) == list(zip(starts, expected, strict=True))
 
-    def test_into_a_mebibyte_unless_told_otherwise(self) -> None:
-        source = CountingSource(bytes(3 * PIECE_BYTES + 7))
-        with Reader(source, 1) as reader:
-            reader.submit(0, memory(3 * PIECE_BYTES + 7)).wait()
-        assert [length for _, length in source.reads] == [1 << 20, 1 << 20, (1 << 20) + 7]
+    def test_into_one_for_each_lane_unless_told_otherwise(self) -> None:
+        length = 5 << 20
+        source = CountingSource(bytes(length))
+        with Reader(source, 2) as reader:
+            reader.submit(0, memory(length)).wait()
+        assert sorted(source.reads) == [(0, 5 << 19), (5 << 19, 5 << 19)]
 
     def test_nothing_is_read_as_nothing(self) -> None:
         source = CountingSource(DATA)
@@ -90,7 +91,7 @@ class TestPieces:
 
     def test_pieces_are_taken_in_order_of_submission(self) -> None:
         source = CountingSource(DATA)
-        with Reader(source, 1, piece_bytes=PIECE) as reader:
+        with Reader(source, 1, piece=PIECE) as reader:
             reads = [reader.submit(offset * PIECE, memory(2 * PIECE)) for offset in (8, 2, 5, 0)]
             for read in reads:
                 read.wait()
@@ -99,7 +100,7 @@ class TestPieces:
     def test_all_lanes_share_one_read(self) -> None:
         source = GatedSource(DATA)
         buffer = memory(5 * PIECE)
-        with Reader(source, 3, piece_bytes=PIECE) as reader:
+        with Reader(source, 3, piece=PIECE) as reader:
             read = reader.submit(0, buffer)
             assert source.arrived(3) == {0, PIECE, 2 * PIECE}
             assert source.nothing_arrived()
@@ -112,7 +113,7 @@ class TestPieces:
 
     def test_a_lane_without_work_goes_on_to_the_next_read(self) -> None:
         source = GatedSource(DATA)
-        with Reader(source, 2, piece_bytes=PIECE) as reader:
+        with Reader(source, 2, piece=PIECE) as reader:
             first, second = reader.submit(0, memory(PIECE)), reader.submit(9 * PIECE, memory(PIECE))
             assert source.arrived(2) == {0, 9 * PIECE}
             source.let(9 * PIECE)
@@ -125,7 +126,7 @@ class TestCancelling:
     def test_before_the_first_piece_has_begun(self) -> None:
         source = GatedSource(DATA)
         buffers = [memory(2 * PIECE) for _ in range(3)]
-        with Reader(source, 1, piece_bytes=PIECE) as reader:
+        with Reader(source, 1, piece=PIECE) as reader:
             first, second, third = (reader.submit(0, buffer) for buffer in buffers)
             source.arrived(1)
             assert second.state.name == "QUEUED"
@@ -144,7 +145,7 @@ class TestCancelling:
     def test_not_after_the_first_piece_has_begun(self) -> None:
         source = GatedSource(DATA)
         buffer = memory(3 * PIECE)
-        with Reader(source, 1, piece_bytes=PIECE) as reader:
+        with Reader(source, 1, piece=PIECE) as reader:
             read = reader.submit(0, buffer)
             source.arrived(1)
             assert not read.cancel()
@@ -179,7 +180,7 @@ class TestFaults:
     @pytest.mark.parametrize("number", [errno.EIO, errno.ENODATA, errno.ENODEV])
     def test_device_fails_in_the_middle(self, number: int) -> None:
         source = FaultySource(DATA, fails_at(3 * PIECE + 17, number))
-        with Reader(source, 2, piece_bytes=PIECE) as reader:
+        with Reader(source, 2, piece=PIECE) as reader:
             reads = [reader.submit(offset, memory(2 * PIECE)) for offset in (0, 2 * PIECE, 4 * PIECE)]
             for read in (reads[0], reads[2]):
                 read.wait()
@@ -192,7 +193,7 @@ class TestFaults:
         assert [read.state.name for read in reads] == ["DONE", "FAILED", "DONE"]
 
     def test_package_ends_early(self) -> None:
-        with Reader(CountingSource(DATA), 2, piece_bytes=PIECE) as reader:
+        with Reader(CountingSource(DATA), 2, piece=PIECE) as reader:
             read = reader.submit(len(DATA) - PIECE - 10, memory(3 * PIECE))
             with pytest.raises(IntegrityError, match="ends early") as caught:
                 read.wait()
@@ -205,7 +206,7 @@ class TestFaults:
             return 1000
 
         buffer = memory(7 * PIECE)
-        with Reader(FaultySource(DATA, fault), 3, piece_bytes=PIECE) as reader:
+        with Reader(FaultySource(DATA, fault), 3, piece=PIECE) as reader:
             reader.submit(123, buffer).wait()
             assert reader.stats.bytes_read == 7 * PIECE
         assert buffer == DATA[123 : 123 + 7 * PIECE]
@@ -213,7 +214,7 @@ class TestFaults:
     def test_what_has_not_begun_is_given_up_and_what_has_is_waited_for(self) -> None:
         source = GatedSource(DATA, fails_at(0))
         failing, other = memory(4 * PIECE), memory(PIECE)
-        with Reader(source, 2, piece_bytes=PIECE) as reader:
+        with Reader(source, 2, piece=PIECE) as reader:
             first, second = reader.submit(0, failing), reader.submit(9 * PIECE, other)
             assert source.arrived(2) == {0, PIECE}
             source.let(0)
@@ -234,7 +235,7 @@ class TestFaults:
             raise OSError(errno.EIO, f"piece {offset // PIECE}")
 
         source = GatedSource(DATA, fault)
-        with Reader(source, 2, piece_bytes=PIECE) as reader:
+        with Reader(source, 2, piece=PIECE) as reader:
             read = reader.submit(0, memory(2 * PIECE))
             other = reader.submit(9 * PIECE, memory(PIECE))
             source.arrived(2)
@@ -261,7 +262,7 @@ class TestFaults:
         path = tmp_path / "a.emoe"
         path.write_bytes(DATA)
         source = FileSource.open(path)
-        with Reader(source, 2, piece_bytes=PIECE) as reader:
+        with Reader(source, 2, piece=PIECE) as reader:
             arena = memoryview(mmap.mmap(-1, 8 * PIECE))
             reader.submit(0, arena).wait()
             os.truncate(path, 5 * PIECE + 10)
@@ -277,7 +278,7 @@ class TestFaults:
     def test_memory_can_be_released_afterwards(self, fault: object) -> None:
         """An error that is kept does not keep the arena."""
         arena = mmap.mmap(-1, 3 * PIECE)
-        with Reader(FaultySource(DATA, fault), 2, check=prove, piece_bytes=PIECE) as reader:  # type: ignore[arg-type]
+        with Reader(FaultySource(DATA, fault), 2, check=prove, piece=PIECE) as reader:  # type: ignore[arg-type]
             read = reader.submit(0, memoryview(arena), [record(0, PIECE, damage=1)])
             with pytest.raises((LinkError, IntegrityError)) as caught:
                 read.wait()
@@ -296,7 +297,7 @@ class TestProving:
             seen.append((place, bytes(data), threading.current_thread().name))
 
         records = [record(300 + start, length) for start, length in self.RECORDS]
-        with Reader(CountingSource(DATA), lanes, check=check, piece_bytes=PIECE) as reader:
+        with Reader(CountingSource(DATA), lanes, check=check, piece=PIECE) as reader:
             reader.submit(300, memory(12 * PIECE), records).wait()
         assert sorted(place.offset for place, _, _ in seen) == [place.offset for place in records]
         for place, data, thread in seen:
@@ -306,7 +307,7 @@ class TestProving:
     def test_as_soon_as_it_is_there(self) -> None:
         proven = threading.Event()
         source = GatedSource(DATA)
-        with Reader(source, 1, check=lambda place, data: proven.set(), piece_bytes=PIECE) as reader:
+        with Reader(source, 1, check=lambda place, data: proven.set(), piece=PIECE) as reader:
             read = reader.submit(0, memory(3 * PIECE), [record(0, PIECE)])
             source.arrived(1)
             source.let(0)
@@ -316,7 +317,7 @@ class TestProving:
 
     def test_damaged_record(self) -> None:
         records = [record(0, PIECE), record(PIECE, 2 * PIECE, damage=4), record(3 * PIECE, PIECE)]
-        with Reader(CountingSource(DATA), 2, check=prove, piece_bytes=PIECE) as reader:
+        with Reader(CountingSource(DATA), 2, check=prove, piece=PIECE) as reader:
             read, other = reader.submit(0, memory(4 * PIECE), records), reader.submit(0, memory(PIECE), records[:1])
             other.wait()
             with pytest.raises(IntegrityError, match="record has checksum") as caught:
@@ -346,7 +347,7 @@ class TestClosing:
     def test_what_is_under_way_is_finished_and_nothing_else_begins(self) -> None:
         source = GatedSource(DATA)
         buffers = [memory(length * PIECE) for length in (1, 3, 2)]
-        reader = Reader(source, 2, piece_bytes=PIECE)
+        reader = Reader(source, 2, piece=PIECE)
         reads = [reader.submit(number * 4 * PIECE, buffer) for number, buffer in enumerate(buffers)]
         assert source.arrived(2) == {0, 4 * PIECE}
         closer = threading.Thread(target=reader.close)
@@ -406,11 +407,11 @@ class TestClosing:
 class TestStats:
     def test_counts(self) -> None:
         source = FaultySource(DATA, fails_at(5 * PIECE))
-        with Reader(source, 1, piece_bytes=PIECE) as reader:
+        with Reader(source, 1, piece=PIECE) as reader:
             reads = [reader.submit(0, memory(3 * PIECE + 1)), reader.submit(4 * PIECE, memory(3 * PIECE))]
             assert [outcome(read) for read in reads] == ["done", "LinkError"]
             stats = reader.stats
-        assert (stats.reads, stats.pieces, stats.bytes_read) == (2, 4, 4 * PIECE + 1)
+        assert (stats.reads, stats.pieces, stats.bytes_read) == (2, 5, 4 * PIECE + 1)
 
     def test_busy_is_when_any_lane_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = SimpleNamespace(now=0.0)
@@ -441,7 +442,7 @@ class TestStats:
 
     def test_every_piece_is_told(self) -> None:
         spans: list[Span] = []
-        with Reader(FaultySource(DATA, fails_at(9 * PIECE)), 2, piece_bytes=PIECE, on_piece=spans.append) as reader:
+        with Reader(FaultySource(DATA, fails_at(9 * PIECE)), 2, piece=PIECE, on_piece=spans.append) as reader:
             reader.submit(0, memory(5 * PIECE)).wait()
             assert outcome(reader.submit(9 * PIECE, memory(PIECE))) == "LinkError"
         assert sorted(span.offset // PIECE for span in spans) == [0, 1, 2, 3, 4, 9]
@@ -476,7 +477,7 @@ def test_random_use_against_a_model(lanes: int, steps: list[tuple[str, int, int]
 
     model: list[tuple[Read, memoryview, int]] = []
     cancelled: set[int] = set()
-    with Reader(FaultySource(DATA, fault), lanes, check=prove, piece_bytes=PIECE) as reader:
+    with Reader(FaultySource(DATA, fault), lanes, check=prove, piece=PIECE) as reader:
         for action, number, length in steps:
             if action == "submit":
                 buffer = memory(length)

@@ -57,7 +57,7 @@ def open_descriptors() -> int:
 def read_all(source: FileSource | MemorySource, buffer: memoryview | None = None) -> str:
     """Read everything in pieces over three lanes, compare, close; the mode at the end."""
     buffer = aligned(SIZE) if buffer is None else buffer
-    with Reader(source, 3, piece_bytes=PIECE) as reader:
+    with Reader(source, 3, piece=PIECE) as reader:
         for start in range(0, SIZE, 4 * PIECE):
             reader.submit(start, buffer[start : start + 4 * PIECE]).wait()
         mode = reader.mode

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from estream_loader import open_package
-from estream_loader.pager import PIECE_BYTES
 from estream_runtime import Session
 from estream_runtime.breakdown import breakdown, floor_s, lane_busy_s, other_s
 from estream_runtime.timeline import BLOCKS, LEAST_WIDTH, LETTERS, MOST_BANKS, shares, timeline
 from estream_runtime.tracing import recorded
 from estream_spec.errors import LinkError
+from estream_spec.pieces import piece_count
 from estream_spec.trace import ACTIVITIES, Event, Trace, decode_trace, encode_trace
 from fixtures.olmoe import EXPERTS, LAYERS, token_ids
 from fixtures.packed import PackageFactory
@@ -70,7 +70,7 @@ def test_every_expert_with_tokens_goes_through_every_activity(packed: PackageFac
 
 def test_pieces_are_where_they_say(packed: PackageFactory) -> None:
     trace = traced(packed, group_size=2)
-    assert 2 * RECORD < PIECE_BYTES
+    assert piece_count(2 * RECORD, lanes=8) == 1
     reads = [each.args for name, events in trace.tracks().items() if name.startswith("lane") for each in events]
     with open_package(packed()) as package:
         for each in reads:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from estream_spec.errors import MalformedError
-from estream_spec.profile import Curve, DeviceProfile, ReadRate, decode_profile, encode_profile
+from estream_spec.profile import Curve, DeviceProfile, Duration, ReadRate, decode_profile, encode_profile
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from fixtures.estream import device
 
@@ -62,13 +62,13 @@ def test_curve_goes_straight_over_the_logarithm_and_is_flat_outside() -> None:
     assert [curve(at) for at in (0.5, 1, 2, 4, 8, 16, 100)] == pytest.approx([10, 10, 15, 20, 30, 40, 40])
 
 
-def test_read_is_split_over_lanes_but_not_below_a_mebibyte() -> None:
+def test_read_is_split_over_lanes_as_the_reader_does() -> None:
     mebibyte = 1 << 20
     profile = with_rates(rate(1, (mebibyte,), (1e9,)), rate(4, (mebibyte / 4, mebibyte, 4 * mebibyte), (1e9, 2e9, 3e9)))
     assert profile.rate(16 * mebibyte, 4) == pytest.approx(3e9)
-    assert profile.rate(2 * mebibyte, 4) == pytest.approx(2e9)
+    assert profile.rate(2 * mebibyte, 4) == pytest.approx(2.5e9)
     assert profile.rate(mebibyte // 4, 4) == pytest.approx(1e9)
-    assert profile.read_s(4 * mebibyte, 4) == pytest.approx(150e-6 + 4 * mebibyte / 2e9)
+    assert profile.read_s(4 * mebibyte, 4) == pytest.approx(150e-6 + 4 * mebibyte / 2.5e9)
     assert profile.read_s(0, 4) == 0
     assert profile.best_rate(4) == 3e9
 
@@ -80,6 +80,22 @@ def test_expert_takes_whole_tiles_and_a_fixed_time() -> None:
     assert experts.expert_s(weights, 1024, 1) == pytest.approx(fixed + 2 * weights * 32 / 1e12)
     assert experts.expert_s(weights, 1024, 32.000001) == experts.expert_s(weights, 1024, 1)
     assert experts.expert_s(weights, 1024, 33) == pytest.approx(fixed + 2 * weights * 64 / 1e12)
+
+
+def test_expert_with_few_tokens_may_be_computed_at_a_lower_rate() -> None:
+    share = Curve(at=(8, 64), values=(0.25, 1), basis="measured", source="a test")
+    experts = msgspec.structs.replace(device(flops=1e12).experts, flops_share=share)
+    fixed = 10**6 * 0.09e-9
+    assert experts.expert_s(10**6, 1024, 64) == pytest.approx(fixed + 2e6 * 64 / 1e12)
+    assert experts.expert_s(10**6, 1024, 8) == pytest.approx(fixed + 2e6 * 32 / 0.25e12)
+    assert experts.expert_s(10**6, 1024, 0) == pytest.approx(fixed)
+
+
+def test_toll_of_reading_is_by_byte_and_nothing_where_the_profile_has_none() -> None:
+    assert device().read_toll(1 << 20, 2) == 0
+    toll = Duration(value=0.5e-9, basis="measured", source="a test")
+    profile = msgspec.structs.replace(device(), read_toll_s=toll)
+    assert profile.read_toll(1 << 20, 2) * profile.read_s(1 << 20, 2) == pytest.approx(0.5e-9 * (1 << 20))
 
 
 @pytest.mark.parametrize(

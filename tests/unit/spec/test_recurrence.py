@@ -21,6 +21,23 @@ def test_reads_after_routing_overlap_computing_within_a_layer() -> None:
     assert found.compute_end_s.tolist() == [15, 18, 21, 36, 39, 42]
 
 
+def test_reading_takes_its_toll_of_what_is_computed_beside_it() -> None:
+    layers = [busy_layer(10, [2, 2, 2], [3, 3, 3])] * 2
+    found = simulate(layers, "pre-routing", 2, toll=0.5)
+    assert found.total_s == found.compute_busy_s == 2 * (10 + 3 * (3 + 0.5 * 2))
+    # With one bank nothing is computed beside it.
+    on_demand = simulate(layers, "on-demand", 4, toll=0.5)
+    assert on_demand.total_s == simulate(layers, "on-demand", 4).total_s
+    assert simulate(layers, "pre-routing", 1, toll=0.5).total_s == simulate(layers, "pre-routing", 1).total_s
+
+
+def test_group_read_in_vain_takes_its_toll_all_the_same() -> None:
+    vain = LayerTimes(before_s=10, load_s=[2, 2], routed_load_s=[2, 0], compute_s=[3, 0], idle=[False, True])
+    found = simulate([vain], "pre-routing", 2, toll=0.5)
+    assert found.reading.tolist() == [WHOLE, WHOLE]
+    assert found.total_s == 10 + 3 + 0.5 * 4
+
+
 def test_reads_before_routing_cross_the_border_of_layers() -> None:
     found = simulate([busy_layer(10, [2, 2, 2], [3, 3, 3])] * 2, "pre-routing", 2)
     assert found.read_start_s.tolist() == [0, 2, 13, 16, 19, 32]

@@ -1,0 +1,153 @@
+"""Measures a device with a package: a device profile in which every figure is measured.
+
+Figures of computing hold for experts like this package's on this backend; those of reading hold for the storage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from estream_loader.package import Package
+from estream_loader.progress import Progress
+from estream_runtime import probe_computing, probe_reading
+from estream_runtime.host_memory import usable_memory
+from estream_runtime.probe_computing import Held, LayerClock, LayerTime
+from estream_runtime.session import Session
+from estream_spec.graph_interface import shape_class_of
+from estream_spec.model import ModelDescription
+from estream_spec.profile import Count, Curve, DeviceProfile, Duration, ExpertTimes, ReadRate
+from estream_spec.profile_fit import fit_experts, monotone
+from estream_spec.workload import expert_weights, layer_operations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What was measured.
+
+    Attributes:
+        profile: the figures.
+        computing: what computed, in words: backend, threads, expert graph.
+        layers: how long a layer took, by prompt length.
+    """
+
+    profile: DeviceProfile
+    computing: str
+    layers: tuple[LayerTime, ...]
+
+
+def probe(package: Package, name: str, threads: int | None, progress: Progress) -> Probe:
+    """Measure this device with a package, for about a minute.
+
+    Args:
+        package: an open package, in a file on the storage that is to be measured.
+        name: what the profile is called.
+        threads: threads for computing; None takes all processors this process may use.
+        progress: told of each measurement.
+
+    Raises:
+        LinkError: reads of the package do not bypass the page cache, or its model cannot run here.
+        FormatError: the package turns out to be faulty.
+    """
+    memory_bytes, memory_source = usable_memory()
+    probe_reading.require_direct(package)
+    progress.begin("reading", probe_reading.measurements())
+    rates = probe_reading.read_rates(package, progress)
+    start_s = probe_reading.read_start_s(package)
+    model, held = package.manifest.model, Held.of(package.expert_shape)
+    lengths = probe_computing.prompt_lengths(model)
+    with Session(
+        package,
+        arena_bytes=held.arena_bytes,
+        group_size=held.group_size,
+        prefetch_depth=held.banks - 1,
+        threads=threads,
+        policy="post-routing",
+    ) as session:
+        computing = _computing(session, threads)
+        clock = LayerClock(session, held)
+        progress.begin("computing", probe_computing.measurements(lengths))
+        layers = probe_computing.layer_times(clock, lengths, progress)
+        group_s, toll_s = probe_computing.toll(clock, progress)
+    toll_source = f"what layers take longer while experts are read and proven, by bytes and beside groups; {computing}"
+    head_source = f"median of one row; {computing}"
+    profile = DeviceProfile(
+        name=name,
+        about=f"measured by estream-run probe with {package.manifest.name}; {computing}",
+        read_rates=_read_rates(rates),
+        read_start_s=_seconds(start_s, "median of reads of one page past the page cache, one at a time"),
+        experts=_experts(layers, model, group_s, computing),
+        layer_flops=_layer_flops(layers, model, computing),
+        head_weight_s=_seconds(median(each.head_s for each in layers) / (model.hidden * model.vocabulary), head_source),
+        read_toll_s=_seconds(toll_s, toll_source),
+        memory_bytes=Count(value=memory_bytes, basis="measured", source=memory_source),
+    )
+    return Probe(profile=profile, computing=computing, layers=tuple(layers))
+
+
+def _computing(session: Session, threads: int | None) -> str:
+    """What computes, in words."""
+    manifest = session.package.manifest
+    shape_class = shape_class_of("expert", manifest.model, 0)
+    weights = session.backend.weights_of("expert", shape_class)
+    [activations] = {
+        graph.activations
+        for graph in manifest.graphs
+        if (graph.role, graph.shape_class, graph.weights) == ("expert", shape_class, weights)
+    }
+    count = threads or len(os.sched_getaffinity(0))
+    return (
+        f"backend {session.backend.name}, {count} threads, expert graph of {weights} weights, {activations} activations"
+    )
+
+
+def _read_rates(rates: Mapping[int, Mapping[int, float]]) -> tuple[ReadRate, ...]:
+    source = f"expert records past the page cache (O_DIRECT), medians of {probe_reading.ROUNDS}"
+    return tuple(
+        ReadRate(lanes=lanes, at=tuple(found), values=tuple(found.values()), basis="measured", source=source)
+        for lanes, found in rates.items()
+    )
+
+
+def _experts(layers: Sequence[LayerTime], model: ModelDescription, group_s: float, computing: str) -> ExpertTimes:
+    """Experts by the tokens that those with any have in the mean."""
+    fit = fit_experts(
+        [each.rows / each.active for each in layers if each.active],
+        [each.experts_s / each.active for each in layers if each.active],
+        expert_weights(model, 0),
+    )
+    how = f"medians over the experts of the first layer, in the arena already; {computing}"
+    return ExpertTimes(
+        group_call_s=_seconds(
+            group_s, f"what layers take longer with single experts read than with large groups; {computing}"
+        ),
+        weight_s=_seconds(
+            fit.weight_s, f"what no tokens would take by a straight line through few: to expand, pack, call; {how}"
+        ),
+        flops=Curve(
+            at=(model.expert_block(0).intermediate,),
+            values=(fit.flops,),
+            basis="measured",
+            source=f"the best rate by tokens of what tokens take beyond that; {how}",
+        ),
+        row_tile=Count(value=1, basis="measured", source="what whole tiles take is in flops_share"),
+        flops_share=Curve(at=fit.at, values=fit.shares, basis="measured", source=f"of the best rate; {how}"),
+    )
+
+
+def _layer_flops(layers: Sequence[LayerTime], model: ModelDescription, computing: str) -> Curve:
+    seconds = monotone([each.other_s for each in layers]).tolist()
+    return Curve(
+        at=tuple(each.tokens for each in layers),
+        values=tuple(
+            layer_operations(model, 0, each.tokens) / took for each, took in zip(layers, seconds, strict=True)
+        ),
+        basis="measured",
+        source=f"attention, its masks, and routing of the first layer, medians; {computing}",
+    )
+
+
+def _seconds(value: float, source: str) -> Duration:
+    return Duration(value=value, basis="measured", source=source)

@@ -1,0 +1,285 @@
+"""Measures how long the interpreter computes, on programs of one layer whose experts are in the arena already.
+
+What is timed is what a prompt goes through, instruction by instruction: attention with its masks and tables of
+positions, routing, and experts from their records in the arena to what they add to each row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from estream_loader.progress import Progress
+from estream_runtime.batch import Batch
+from estream_runtime.interpreter import Floats
+from estream_runtime.session import Session
+from estream_spec.model import ModelDescription
+from estream_spec.profile_fit import Loss, fit_toll
+from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Policy, Program
+from estream_spec.schedule_compiler import compile_program
+
+HELD_BYTES: Final = 512 << 20
+"""Most memory for experts while measuring; at least one group of them is held."""
+BANK_BYTES: Final = 32 << 20
+"""About how many bytes of experts are in a large group."""
+MOST_TOKENS: Final = 256
+"""Tokens of an expert in the longest prompt that is measured."""
+LONGEST: Final = 2048
+"""Tokens of the longest prompt that is measured, whatever its experts have of them."""
+_TOLL_TOKENS: Final = (32, 128)
+"""Prompts beside which is read."""
+_TOLL_LAYERS: Final = 2
+_TOLL_DEPTH: Final = 3
+_ROUNDS: Final = range(3, 10)
+"""How often each prompt is run: at least three times, at most nine, and between as long as there is time."""
+BUDGET_S: Final = 20.0
+_WARM_UP: Final = 16
+_TOLL_ROUNDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """How long one layer takes a prompt.
+
+    Attributes:
+        tokens: of the prompt.
+        other_s: seconds for all but experts.
+        experts_s: seconds for the experts that are in the arena.
+        head_s: seconds for the head, of one row.
+        active: how many of those experts have tokens.
+        rows: tokens they have together.
+    """
+
+    tokens: int
+    other_s: float
+    experts_s: float
+    head_s: float
+    active: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedTime:
+    """How long layers took while experts were read, from the first one's routing on.
+
+    Attributes:
+        layers: how many.
+        computing_s: seconds, those left out in which computing waited.
+        reads: groups read in that time.
+        bytes_read: their bytes.
+    """
+
+    layers: int
+    computing_s: float
+    reads: int
+    bytes_read: int
+
+    def loss(self, layer: LayerTime, rows: int) -> Loss:
+        """What reading took from computing.
+
+        Args:
+            layer: a layer of the same prompt with nothing read, and some or all of its experts in the arena.
+            rows: tokens that all experts of a layer have together.
+        """
+        alone_s = self.layers * layer.experts_s * rows / layer.rows + (self.layers - 1) * layer.other_s
+        return Loss(seconds=self.computing_s - alone_s, groups=self.reads, bytes_read=self.bytes_read)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Experts of the first layer that stay in the arena: `banks` groups of `group_size`."""
+
+    group_size: int
+    banks: int
+    bank_bytes: int
+
+    @classmethod
+    def of(cls, shape: ExpertShape) -> Held:
+        """As many as there is memory for."""
+        count = shape.counts[0]
+        fitting = max(1, min(count, BANK_BYTES // max(shape.record_lengths)))
+        group_size = 1 << fitting.bit_length() - 1
+        bank_bytes = shape.bank_bytes(group_size)
+        banks = max(1, min(-(-count // group_size), HELD_BYTES // bank_bytes))
+        return cls(group_size=group_size, banks=banks, bank_bytes=bank_bytes)
+
+    @property
+    def arena_bytes(self) -> int:
+        """What the arena takes."""
+        return self.banks * self.bank_bytes
+
+    def load(self) -> Program:
+        """Brings them into the arena."""
+        instructions = [
+            Instruction(opcode, 0, *each) for opcode in (Opcode.FILL, Opcode.AWAIT) for each in self._places
+        ]
+        return self._program(Phase.LOAD, instructions)
+
+    def layer(self) -> Program:
+        """The first layer: attention twice, so that the second time is of nothing else; then its experts."""
+        attention = [Instruction(Opcode.ATTEND, 0), Instruction(Opcode.ROUTE, 0)]
+        fills = [Instruction(Opcode.FILL, 0, *each) for each in self._places]
+        computing = (Opcode.AWAIT, Opcode.EXPERTS, Opcode.RELEASE)
+        experts = [Instruction(opcode, 0, *each) for each in self._places for opcode in computing]
+        ending = [Instruction(Opcode.COMBINE, 0), Instruction(Opcode.HEAD)]
+        return self._program(Phase.PREFILL, [Instruction(Opcode.EMBED), *attention * 2, *fills, *experts, *ending])
+
+    def paged(self, shape: ExpertShape, group_size: int) -> Program:
+        """The first layers, whose experts are read beside computing; those of more than one layer do not all stay."""
+        first = ExpertShape(counts=shape.counts[:_TOLL_LAYERS], record_lengths=shape.record_lengths[:_TOLL_LAYERS])
+        return compile_program(
+            first,
+            arena_bytes=self.arena_bytes,
+            group_size=group_size,
+            prefetch_depth=min(_TOLL_DEPTH, self.banks - 1),
+        )
+
+    @property
+    def _places(self) -> list[tuple[int, int]]:
+        """Each group and its bank."""
+        return [(number, number) for number in range(self.banks)]
+
+    def _program(self, phase: Phase, instructions: Sequence[Instruction]) -> Program:
+        return Program(
+            phase=phase,
+            policy=Policy.POST_ROUTING,
+            group_size=self.group_size,
+            prefetch_depth=self.banks - 1,
+            bank_count=self.banks,
+            arena_bytes=self.arena_bytes,
+            instructions=(*instructions, Instruction(Opcode.HALT)),
+        )
+
+
+class LayerClock:
+    """Runs the first layer and looks at the clock.
+
+    Args:
+        session: one whose arena is as `held` says.
+        held: the experts in the arena.
+    """
+
+    def __init__(self, session: Session, held: Held):
+        self.model = session.package.manifest.model
+        self._interpreter, self._held, self._layer = session.interpreter, held, held.layer()
+        shape = session.package.expert_shape
+        self._large, self._small = held.paged(shape, held.group_size), held.paged(shape, 1)
+        self.load()
+        self.run(min(_WARM_UP, self.model.context_length))  # makes graphs ready
+
+    def load(self) -> None:
+        """Bring the experts into the arena."""
+        self._interpreter.load(self._held.load())
+
+    def run(self, tokens: int) -> LayerTime:
+        """Take a prompt of so many tokens through the layer, whose experts are in the arena."""
+        routed: list[float] = []
+        chosen: list[npt.NDArray[np.int32]] = []
+        ended: list[float] = []
+
+        def on_route(layer: int, expert_ids: npt.NDArray[np.int32], weights: Floats) -> None:
+            chosen.append(expert_ids)
+            routed.append(time.perf_counter())
+
+        def head(x: Floats) -> None:
+            ended.append(time.perf_counter())
+            self._interpreter.last_logits(x)
+            ended.append(time.perf_counter())
+
+        self._interpreter.run(self._layer, self._batch(tokens), head, on_route=on_route)
+        held = self._held.group_size * self._held.banks
+        counts = np.bincount(chosen[-1].ravel(), minlength=held)[:held]
+        return LayerTime(
+            tokens=tokens,
+            other_s=routed[1] - routed[0],
+            experts_s=ended[0] - routed[1],
+            head_s=ended[1] - ended[0],
+            active=int(np.count_nonzero(counts)),
+            rows=int(counts.sum()),
+        )
+
+    def run_paged(self, tokens: int) -> tuple[PagedTime, PagedTime]:
+        """Take a prompt through some layers while their experts are read, in large groups and one by one.
+
+        The experts of the layer have to be loaded again then.
+        """
+        large, small = (self._run_paged(program, tokens) for program in (self._large, self._small))
+        return large, small
+
+    def _run_paged(self, program: Program, tokens: int) -> PagedTime:
+        marks: list[tuple[float, int, int]] = []
+
+        def mark(*_: object) -> None:
+            waited, stats = self._interpreter.recorder.seconds["wait"], self._interpreter.pager.stats
+            marks.append((time.perf_counter() - waited, stats.reads, stats.bytes_read))
+
+        self._interpreter.run(program, self._batch(tokens), mark, on_route=mark)
+        first, *_, last = marks
+        computing_s, reads, bytes_read = (after - before for before, after in zip(first, last, strict=True))
+        return PagedTime(layers=len(marks) - 1, computing_s=computing_s, reads=int(reads), bytes_read=int(bytes_read))
+
+    def _batch(self, tokens: int) -> Batch:
+        return Batch.of(np.random.default_rng(tokens).integers(0, self.model.vocabulary, tokens))
+
+
+def prompt_lengths(model: ModelDescription) -> list[int]:
+    """Powers of two up to as many tokens as give each expert of the first layer 256, or as the context holds."""
+    block = model.expert_block(0)
+    most = min(model.context_length, LONGEST, MOST_TOKENS * block.experts // block.router.top_k)
+    return [1 << shift for shift in range(most.bit_length())]
+
+
+def layer_times(clock: LayerClock, lengths: Sequence[int], progress: Progress) -> list[LayerTime]:
+    """Medians for each prompt length. All lengths are run once a round, so that what disturbs one disturbs all."""
+    found: list[list[LayerTime]] = [[] for _ in lengths]
+    begun = time.perf_counter()
+    for number in range(_ROUNDS.stop):
+        if number >= _ROUNDS.start and time.perf_counter() - begun > BUDGET_S:
+            break
+        for runs, tokens in zip(found, lengths, strict=True):
+            runs.append(clock.run(tokens))
+            progress.advance(1)
+    return [_typical(runs) for runs in found]
+
+
+def toll(clock: LayerClock, progress: Progress) -> tuple[float, float]:
+    """Seconds that computing takes longer for each group, and for each byte, that is read beside it.
+
+    Each prompt is run once beside reading large groups, once beside reading small ones, and at once again without. Both
+    are 0 where nothing can be read beside computing, since the arena holds all there is or has a single bank.
+    """
+    losses = []
+    for _ in range(_TOLL_ROUNDS):
+        for tokens in _TOLL_TOKENS:
+            length = min(tokens, clock.model.context_length)
+            paged = clock.run_paged(length)
+            clock.load()
+            layer = clock.run(length)
+            progress.advance(1)
+            if layer.rows and all(each.bytes_read for each in paged):
+                large, small = (each.loss(layer, length * clock.model.expert_block(0).router.top_k) for each in paged)
+                losses.append((large, small))
+    return fit_toll(losses) if losses else (0.0, 0.0)
+
+
+def measurements(lengths: Sequence[int]) -> int:
+    """How many steps `layer_times` and `toll` report to their progress, at most."""
+    return _ROUNDS.stop * len(lengths) + _TOLL_ROUNDS * len(_TOLL_TOKENS)
+
+
+def _typical(runs: Sequence[LayerTime]) -> LayerTime:
+    """The same prompt every time: what differs is the clock."""
+    return LayerTime(
+        tokens=runs[0].tokens,
+        other_s=median(run.other_s for run in runs),
+        experts_s=median(run.experts_s for run in runs),
+        head_s=median(run.head_s for run in runs),
+        active=runs[0].active,
+        rows=runs[0].rows,
+    )

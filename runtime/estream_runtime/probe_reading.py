@@ -1,0 +1,119 @@
+"""Measures how fast the package's own file is read past the page cache, by size of request and lanes."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections import deque
+from itertools import count, cycle, islice
+from statistics import median
+from typing import Final
+
+from estream_loader.package import Package
+from estream_loader.progress import Progress
+from estream_loader.reading import Read, Reader
+from estream_spec.errors import LinkError
+
+REQUESTS: Final = tuple(1 << shift for shift in range(18, 25))
+"""Bytes of requests, 256 KiB to 16 MiB."""
+LANES: Final = (1, 2, 4, 8)
+ROUNDS: Final = 3
+CELL_S: Final = 0.12
+"""Seconds for each size, number of lanes and round."""
+_STARTS: Final = 32
+"""Reads of one page whose median is the time to start."""
+_TRIES: Final = 8
+"""Records read for a proof that the page cache is bypassed; pages of the first ones may be cached."""
+
+
+def require_direct(package: Package) -> None:
+    """Refuse a package whose reads go through memory: they would tell of memory and not of storage.
+
+    Raises:
+        LinkError: it is in memory, or it is not proven that reads bypass the page cache.
+        IntegrityError: the package ends early.
+    """
+    with Reader(package.source, 1) as reader:
+        for place, _ in zip(package.experts.places(), range(_TRIES), strict=False):
+            reader.submit(place.offset, _memory(place.length)).wait()
+            if reader.mode == "direct":
+                return
+        mode = reader.mode
+    hint = "probe a package on the storage it will be read from, a file that you may write to"
+    raise LinkError(f"the storage cannot be measured, reads are {mode}", path=package.source.name, hint=hint)
+
+
+def read_rates(package: Package, progress: Progress) -> dict[int, dict[int, float]]:
+    """Bytes per second by lanes and by bytes of a request, with as many requests under way as there are lanes.
+
+    Requests that are longer than all expert records together are left out.
+
+    Raises:
+        LinkError: the device failed, or a request was not read past the page cache.
+        IntegrityError: the package ends early.
+    """
+    start, length = _experts(package)
+    sizes = [size for size in REQUESTS if size <= length] or [length]
+    found: dict[tuple[int, int], list[float]] = {}
+    for _ in range(ROUNDS):
+        for lanes in LANES:
+            for size in sizes:
+                offsets = range(start, start + length - size + 1, size)
+                found.setdefault((lanes, size), []).append(_rate(package, offsets, lanes, size))
+                progress.advance(1)
+    return {lanes: {size: median(found[lanes, size]) for size in sizes} for lanes in LANES}
+
+
+def read_start_s(package: Package) -> float:
+    """Seconds from asking for one page to having it. Raises as `read_rates` does."""
+    start, length = _experts(package)
+    page = package.container.page_size
+    step = max(length // _STARTS // page, 1) * page
+    buffer, seconds = _memory(page), []
+    with Reader(package.source, 1) as reader:
+        for offset in islice(cycle(range(start, start + length, step)), _STARTS):
+            begun = time.perf_counter()
+            reader.submit(offset, buffer).wait()
+            seconds.append(time.perf_counter() - begun)
+    return median(seconds)
+
+
+def measurements() -> int:
+    """How many steps `read_rates` reports to its progress, at most."""
+    return ROUNDS * len(LANES) * len(REQUESTS)
+
+
+def _rate(package: Package, offsets: range, lanes: int, size: int) -> float:
+    """Bytes per second of requests of one size at some offsets, over and over until the time is up."""
+    buffers = [_memory(size) for _ in range(2 * lanes)]
+    under_way: deque[Read] = deque()
+    with Reader(package.source, lanes, piece=size) as reader:
+        begun = time.perf_counter()
+        for number in count():
+            if len(under_way) == len(buffers):
+                under_way.popleft().wait()
+                if time.perf_counter() - begun > CELL_S:
+                    break
+            buffer = buffers[number % len(buffers)]
+            under_way.append(reader.submit(offsets[number % len(offsets)], buffer))
+        for read in under_way:
+            read.wait()
+        rate = number * size / (time.perf_counter() - begun)
+        if reader.mode.startswith("buffered"):
+            raise LinkError(f"the storage cannot be measured, reads are {reader.mode}", path=package.source.name)
+    return rate
+
+
+def _experts(package: Package) -> tuple[int, int]:
+    """Offset and length of all expert records."""
+    places = list(package.experts.places())
+    start = places[0].offset
+    return start, places[-1].offset + places[-1].length - start
+
+
+def _memory(length: int) -> memoryview:
+    """Page-aligned memory whose pages are there before anything is timed."""
+    whole = memoryview(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    for at in range(0, length, mmap.PAGESIZE):
+        whole[at] = 0
+    return whole

@@ -1,0 +1,152 @@
+"""Measuring a device: what becomes a profile, and what is refused. No figure is held to a number."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from estream_loader import direct, open_package
+from estream_loader.progress import Quiet
+from estream_loader.reading import Reader
+from estream_packer.planning import plan_prompts
+from estream_runtime import probe_computing, probe_reading
+from estream_runtime.probe import Probe, probe
+from estream_spec.errors import LinkError
+from estream_spec.profile import Described, decode_profile, encode_profile
+from fixtures.olmoe import EXPERTS
+from fixtures.packed import UNQUANTISED, PackageFactory
+
+TMPFS = 0x01021994
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Measure as little as can be; whatever a test does, its threads end with it."""
+    monkeypatch.setattr(probe_reading, "ROUNDS", 1)
+    monkeypatch.setattr(probe_reading, "CELL_S", 0.0)
+    monkeypatch.setattr(probe_computing, "BUDGET_S", 0.0)
+    monkeypatch.setattr(probe_computing, "LONGEST", 64)
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before
+
+
+@pytest.fixture
+def direct_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads are believed to bypass the page cache, whatever file system the tests are on."""
+    monkeypatch.setattr(Reader, "mode", "direct")
+
+
+class Counting(Quiet):
+    """Progress that counts."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int]] = []
+        self.done = 0
+
+    def begin(self, stage: str, total: int) -> None:
+        self.stages.append((stage, total))
+
+    def advance(self, amount: int) -> None:
+        self.done += amount
+
+
+def probed(packed: PackageFactory, progress: Quiet | None = None) -> Probe:
+    with open_package(packed()) as package:
+        return probe(package, "here", 1, progress or Quiet())
+
+
+def figures(value: object) -> Iterator[Described]:
+    """Every figure of a profile."""
+    if isinstance(value, Described):
+        yield value
+    elif isinstance(value, msgspec.Struct):
+        for each in msgspec.structs.asdict(value).values():
+            yield from figures(each)
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from figures(each)
+
+
+@pytest.mark.usefixtures("direct_reads")
+class TestProfile:
+    def test_every_figure_is_measured_and_says_how(self, packed: PackageFactory) -> None:
+        profile = probed(packed).profile
+        found = list(figures(profile))
+        assert len(found) == 4 + 4 + 6
+        assert {each.basis for each in found} == {"measured"}
+        assert all(each.source for each in found)
+        assert profile.name == "here"
+        assert profile.npu is None
+        assert decode_profile(encode_profile(profile), "here.json") == profile
+
+    def test_rates_are_by_lanes_and_requests_that_the_package_has_bytes_for(self, packed: PackageFactory) -> None:
+        profile = probed(packed).profile
+        assert [rate.lanes for rate in profile.read_rates] == [1, 2, 4, 8]
+        with open_package(packed()) as package:
+            experts = sum(place.length for place in package.experts.places())
+        assert any(size > experts for size in probe_reading.REQUESTS)
+        for rate in profile.read_rates:
+            assert rate.at == tuple(size for size in probe_reading.REQUESTS if size <= experts)
+
+    def test_prompts_are_powers_of_two(self, packed: PackageFactory) -> None:
+        found = probed(packed)
+        assert [layer.tokens for layer in found.layers] == [1, 2, 4, 8, 16, 32, 64]
+        assert list(found.profile.layer_flops.at) == [1, 2, 4, 8, 16, 32, 64]
+        assert found.layers[-1].active == EXPERTS
+        assert "backend portable, 1 threads, expert graph of " in found.computing
+        assert found.computing in found.profile.about
+
+    def test_planner_takes_it_and_has_no_figure_to_doubt(self, packed: PackageFactory) -> None:
+        planned = plan_prompts(str(packed()), probed(packed).profile, 1 << 30, [1, 16])
+        assert planned.estimated == ()
+        assert [plan.tokens for plan in planned.plans] == [1, 16]
+
+    def test_progress_is_told_of_each_measurement(self, packed: PackageFactory) -> None:
+        progress = Counting()
+        probed(packed, progress)
+        assert [stage for stage, _ in progress.stages] == ["reading", "computing"]
+        assert 0 < progress.done <= sum(total for _, total in progress.stages)
+
+    def test_unquantised_experts_are_measured_too(self, packed: PackageFactory) -> None:
+        with open_package(packed("base", UNQUANTISED)) as package:
+            assert "expert graph of f32 weights, f32 activations" in probe(package, "here", 1, Quiet()).computing
+
+
+def test_only_some_experts_are_held_where_there_is_little_memory(
+    packed: PackageFactory, monkeypatch: pytest.MonkeyPatch, direct_reads: None
+) -> None:
+    monkeypatch.setattr(probe_computing, "BANK_BYTES", 1)
+    monkeypatch.setattr(probe_computing, "HELD_BYTES", 1)
+    found = probed(packed)
+    assert {layer.active for layer in found.layers} <= {0, 1}
+
+
+def test_package_in_memory_is_refused(packed: PackageFactory) -> None:
+    with (
+        open_package(packed().read_bytes()) as package,
+        pytest.raises(
+            LinkError, match="the storage cannot be measured, reads are buffered: the package is not read"
+        ) as caught,
+    ):
+        probe(package, "here", 1, Quiet())
+    assert caught.value.hint is not None
+    assert "on the storage it will be read from" in caught.value.hint
+
+
+def test_package_on_a_file_system_in_memory_is_refused(packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_file_system", lambda descriptor: TMPFS)
+    with (
+        open_package(packed()) as package,
+        pytest.raises(LinkError, match="reads are buffered: tmpfs keeps files in memory"),
+    ):
+        probe(package, "here", 1, Quiet())
+
+
+def test_reads_that_are_not_proven_are_refused(packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "mode", "direct, unproven: the system does not tell")
+    with open_package(packed()) as package, pytest.raises(LinkError, match="reads are direct, unproven"):
+        probe(package, "here", 1, Quiet())
