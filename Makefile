@@ -15,7 +15,7 @@ help:
 	@echo "make demo   pack the sample model and generate text with it, through an arena far smaller than the package"
 	@echo "make test   run the tests"
 	@echo "make check  formatting, lint, types, import rules, then the tests"
-	@echo "make bench  measure what README claims: the pipeline first, then packing and damaged packages (two hours, as root)"
+	@echo "make bench  measure what README claims: quality, packing, damaged packages, the pipeline, the planner (two hours)"
 	@echo "make bench-large  the pipeline with a model of 46.7 billion weights, for which it writes a file of 25 GB"
 	@echo "make fuzz   search for bytes that break a reader, for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make conformance  run the whole conformance suite over this loader's program (ten minutes)"
@@ -41,8 +41,6 @@ lint: $(INSTALLED)
 check: lint test
 
 bench: $(INSTALLED)
-	$(BIN)/python tests/bench/pipeline.py
-	$(BIN)/python tests/bench/planner.py
 	$(BIN)/python tests/bench/quality.py
 	$(BIN)/python tests/bench/pack_memory.py
 	$(BIN)/python tests/bench/broken_builds.py
@@ -50,6 +48,8 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/mutations.py --flips
 	$(BIN)/python tests/bench/vectors.py
 	$(BIN)/python tests/bench/readers.py
+	$(BIN)/python tests/bench/pipeline.py
+	$(BIN)/python tests/bench/planner.py
 
 bench-large: $(INSTALLED)
 	$(BIN)/python tests/bench/pipeline.py --shape mixtral-8x7b --dense w4g32 --arena 256M --limit 2G --ratio 1.2 --rounds 1 \

@@ -42,20 +42,22 @@ def run_bounded(command: list[str], limit: int | None = None) -> Finished:
     """
     old = (_ROOT / "memory").is_dir()
     group = (_ROOT / "memory" if old else _ROOT) / f"estream-bench-{os.getpid()}"
-    limit_file, peak_file = _V1 if old else _V2
+    limit_file, peak_file = (group / name for name in (_V1 if old else _V2))
     try:
-        group.mkdir()
-        if limit is not None:
-            (group / limit_file).write_text(str(limit))
-    except OSError as error:
-        if limit is not None:
-            raise SystemExit(f"no memory cgroup can be made: {error}; run this as root") from None
-        return Finished(_output(command), None)
-    try:
+        try:
+            group.mkdir()
+            peak_file.read_text()  # only newer kernels have version 2's
+            if limit is not None:
+                limit_file.write_text(str(limit))
+        except OSError as error:
+            if limit is not None:
+                raise SystemExit(f"no memory cgroup can be made: {error}; run this as root") from None
+            return Finished(_output(command), None)
         output = _output(["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command])
-        return Finished(output, int((group / peak_file).read_text()))
+        return Finished(output, int(peak_file.read_text()))
     finally:
-        group.rmdir()
+        if group.exists():
+            group.rmdir()
 
 
 def _output(command: list[str]) -> str:

@@ -3,9 +3,9 @@
     python tests/bench/pipeline.py
     python tests/bench/pipeline.py --shape mixtral-8x7b --dense w4g32 --arena 256M --limit 2G --rounds 1 --part time
 
-Each run is a process of its own in a memory cgroup, and prefills random tokens. Just before it, the package's experts
-are read by as many plain threads with O_DIRECT and nothing else: disks wander. The package is made in `build/bench`
-unless it is there already. Exits 1 if a target is missed.
+Each run is a process of its own in a memory cgroup, and prefills random tokens. Just before and just after it, the
+package's experts are read by as many plain threads with O_DIRECT and nothing else, and the faster of both counts: disks
+wander. The package is made in `build/bench` unless it is there already. Exits 1 if a target is missed.
 
 - `time`: memory; total time and reading rate against what reading and computing take alone.
 - `bubbles`: each policy, reading slowed down until it takes as long as computing.
@@ -17,13 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
+import resource
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +42,7 @@ from estream_loader.console import size
 from estream_loader.direct import DirectFile
 from estream_loader.source import FileSource
 from estream_runtime import Session
+from estream_spec.manifest import LANES
 from estream_spec.shapes import SHAPES
 
 MIB: Final = 1 << 20
@@ -91,67 +94,88 @@ class Run:
     """What one run found.
 
     Attributes:
-        stats: of the prefill.
-        digest: of its logits.
+        stats: of the prefill; empty where all logits were asked for.
+        digest: of the logits.
         session_s: seconds to open package and session.
-        peak_bytes: most memory of the process, page cache included; None where it may make no cgroup.
-        raw_rate: bytes a second of plain reads just before; 0 where there were none.
+        resident_bytes: most memory of the process, page cache not included.
+        peak_bytes: most memory of the process, page cache included; None where nobody counted.
+        plain_rate: bytes a second of plain reads around it; 0 where there were none.
     """
 
     stats: dict[str, Any]
     digest: str
     session_s: float
+    resident_bytes: int
     peak_bytes: int | None = None
-    raw_rate: float = 0.0
+    plain_rate: float = 0.0
 
 
-def prefill(package: Path, tokens: int, options: dict[str, Any], rate: float | None) -> Run:
-    """One run, in this process."""
-    begun = time.perf_counter()
-    source: FileSource | Path = package
-    if rate is not None:
-        source = SlowSource.open(package)
-        source.rate = rate
-    with open_package(source) as opened, Session(opened, **options) as session:
-        ready = time.perf_counter() - begun
-        vocabulary = opened.manifest.model.vocabulary
-        result = session.prefill(np.random.default_rng(0).integers(0, vocabulary, tokens))
-    return Run(asdict(result.stats), sha256(result.logits.tobytes()).hexdigest(), ready)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one run does.
 
+    Attributes:
+        package: the package's path.
+        tokens: random tokens to take in.
+        options: of the session.
+        rate: bytes a second that reading is slowed down to; None for none.
+        all_logits: take in the prompt for the logits after every token and not after the last alone.
+    """
 
-def run(package: Path, tokens: int, limit: int | None, rate: float | None = None, **options: Any) -> Run:
-    """One run, in a process and a cgroup of its own, with plain reads before it unless it is slowed down."""
-    raw = 0.0 if rate is not None else plain_rate(package, options.get("lanes", 2))
-    child = {"package": str(package), "tokens": tokens, "options": options, "rate": rate}
-    finished = run_bounded([sys.executable, __file__, "--child", json.dumps(child)], limit)
-    return Run(**json.loads(finished.output) | {"peak_bytes": finished.peak_bytes, "raw_rate": raw})
+    package: str
+    tokens: int
+    options: dict[str, Any]
+    rate: float | None = None
+    all_logits: bool = False
+
+    def __call__(self) -> Run:
+        """Do it, in this process."""
+        begun = time.perf_counter()
+        source: FileSource | str = self.package
+        if self.rate is not None:
+            source = SlowSource.open(Path(self.package))
+            source.rate = self.rate
+        with open_package(source) as opened, Session(opened, **self.options) as session:
+            ready = time.perf_counter() - begun
+            token_ids = np.random.default_rng(0).integers(0, opened.manifest.model.vocabulary, self.tokens)
+            if self.all_logits:
+                stats, logits = {}, session.forward(token_ids)
+            else:
+                result = session.prefill(token_ids)
+                stats, logits = asdict(result.stats), result.logits
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return Run(stats, sha256(logits.tobytes()).hexdigest(), ready, resident)
+
+    def run(self, limit: int | None = None) -> Run:
+        """Do it in a process and a cgroup of its own."""
+        finished = run_bounded([sys.executable, __file__, "--child", json.dumps(asdict(self))], limit)
+        return replace(Run(**json.loads(finished.output)), peak_bytes=finished.peak_bytes)
+
+    def run_beside_plain_reads(self, limit: int | None) -> Run:
+        """The same, with plain reads just before and after."""
+        lanes = self.options.get("lanes", LANES)
+        before = plain_rate(Path(self.package), lanes)
+        found = self.run(limit)
+        return replace(found, plain_rate=max(before, plain_rate(Path(self.package), lanes)))
 
 
 def plain_rate(package: Path, lanes: int) -> float:
     """Bytes a second at which the package's experts are read by plain threads."""
     with open_package(package, integrity="open") as opened:
-        table = opened.experts.table
         first = opened.experts.place(0, 0).offset
-        length = sum(each.count * each.record_length for each in table.ranges) // PIECE * PIECE
+        length = sum(each.count * each.record_length for each in opened.experts.table.ranges) // PIECE * PIECE
     source = FileSource.open(package)
     file = source.open_direct()
-    offsets, guard = iter(range(first, first + length, PIECE)), threading.Lock()
 
-    def read() -> None:
+    def read(offsets: range) -> None:
         buffer = memoryview(mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        while True:
-            with guard:
-                offset = next(offsets, None)
-            if offset is None:
-                return
-            assert file.read_into(buffer, offset) == PIECE
+        for offset in offsets:
+            if file.read_into(buffer, offset) != PIECE:
+                raise SystemExit(f"{package} is shorter than it was")
 
-    threads = [threading.Thread(target=read) for _ in range(lanes)]
     begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(lanes) as threads:
+        list(threads.map(read, [range(first + lane * PIECE, first + length, lanes * PIECE) for lane in range(lanes)]))
     seconds = time.perf_counter() - begun
     file.close()
     source.close()
@@ -164,32 +188,35 @@ Figure = tuple[str, str, str, bool]
 
 def time_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
     """Memory, time and rate of whole runs."""
-    runs = [run(package, given.tokens, given.limit, **options) for _ in range(given.rounds)]
+    task = Task(package=str(package), tokens=given.tokens, options=options)
+    runs = [task.run_beside_plain_reads(given.limit) for _ in range(given.rounds)]
     with open_package(package, integrity="open") as opened:
         dense = sum(each.count * each.record_length for each in opened.dense.table.ranges[1:])
     arena = runs[0].stats["peak_arena_bytes"]
     allowed, peaks = arena + dense + OVERHEAD, [each.peak_bytes for each in runs if each.peak_bytes is not None]
     sizes = f"arena {arena / MIB:.0f} + dense {dense / MIB:.0f} + {OVERHEAD / MIB:.0f} MiB"
-    found = f"{max(peaks) / MIB:.0f} MiB" if peaks else "not measured: no cgroup can be made"
+    found = f"{max(peaks) / MIB:.0f} MiB" if peaks else "not measured: no cgroup counts it"
     if given.limit is None:
-        yield "peak memory", f"<= {allowed / MIB:.0f} MiB ({sizes})", found, bool(peaks) and max(peaks) <= allowed
+        yield "peak memory", f"<= {allowed / MIB:.0f} MiB ({sizes})", found, max(peaks, default=0) <= allowed
     else:
         yield "peak memory", f"bounded to {given.limit / MIB:.0f} MiB ({sizes})", found, True
+    resident = max(each.resident_bytes for each in runs)
+    yield "the same without page cache", "", f"{resident / MIB:.0f} MiB", True
     total = median(runs, lambda each: each.stats["total_s"])
     yield "prefill", "", f"{total:.2f} s for {given.tokens} tokens", True
     yield "opening package and session", "", f"{median(runs, lambda each: each.session_s):.2f} s", True
     yield "computing busy", "", f"{median(runs, lambda each: each.stats['compute_busy_s']):.2f} s", True
-    raw_s = median(runs, lambda each: each.stats["bytes_read"] / each.raw_rate)
-    raw_rate = median(runs, lambda each: each.raw_rate)
-    yield "plain reads of the same bytes", "", f"{raw_s:.2f} s ({raw_rate / 1e9:.2f} GB/s)", True
+    plain_s = median(runs, lambda each: each.stats["bytes_read"] / each.plain_rate)
+    rate_alone = median(runs, lambda each: each.plain_rate)
+    yield "plain reads of the same bytes", "", f"{plain_s:.2f} s ({rate_alone / 1e9:.2f} GB/s)", True
     ratio = median(
         runs,
         lambda each: (
-            each.stats["total_s"] / max(each.stats["bytes_read"] / each.raw_rate, each.stats["compute_busy_s"])
+            each.stats["total_s"] / max(each.stats["bytes_read"] / each.plain_rate, each.stats["compute_busy_s"])
         ),
     )
     yield "total / max(plain reads, computing busy)", f"<= {given.ratio}", f"{ratio:.3f}", ratio <= given.ratio
-    rate = median(runs, lambda each: each.stats["bytes_read"] / each.stats["io_busy_s"] / each.raw_rate)
+    rate = median(runs, lambda each: each.stats["bytes_read"] / each.stats["io_busy_s"] / each.plain_rate)
     yield "reading rate / that of plain reads", ">= 0.9", f"{rate:.2f}", rate >= 0.9
     yield "bubble", "", f"{median(runs, lambda each: each.stats['bubble']):.3f}", True
     yield "reading", "direct", runs[0].stats["reading_mode"], runs[0].stats["reading_mode"] == "direct"
@@ -197,12 +224,14 @@ def time_figures(package: Path, given: argparse.Namespace, options: dict[str, An
 
 def bubble_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
     """The bubble of each policy where reading takes as long as computing."""
-    alone = run(package, BALANCED_TOKENS, None, **options)
+    task = Task(package=str(package), tokens=BALANCED_TOKENS, options=options)
+    alone = task.run()
     rate = alone.stats["bytes_read"] / alone.stats["compute_busy_s"]
     about = f"{BALANCED_TOKENS} tokens, reading slowed to {rate / 1e9:.2f} GB/s"
     bubbles, times = {}, {}
     for policy in ("on-demand", "post-routing", "pre-routing"):
-        runs = [run(package, BALANCED_TOKENS, None, rate, policy=policy, **options) for _ in range(given.rounds)]
+        slow = replace(task, rate=rate, options=options | {"policy": policy})
+        runs = [slow.run() for _ in range(given.rounds)]
         bubbles[policy] = median(runs, lambda each: each.stats["bubble"])
         times[policy] = median(runs, lambda each: each.stats["total_s"])
     demand, post, pre = bubbles.values()
@@ -213,8 +242,9 @@ def bubble_figures(package: Path, given: argparse.Namespace, options: dict[str, 
 
 
 def logits_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
-    """Whether logits are the same however a prompt is run."""
-    digests = {run(package, given.tokens, None, **options | variant).digest for variant in VARIANTS}
+    """Whether the logits after every token are the same however a prompt is run."""
+    task = Task(package=str(package), tokens=given.tokens, options=options, all_logits=True)
+    digests = {replace(task, options=options | variant).run().digest for variant in VARIANTS}
     found = f"{len(digests)} among {len(VARIANTS)} settings"
     yield "different logits", "1", found, len(digests) == 1
 
@@ -253,8 +283,7 @@ def main() -> int:
     parser.add_argument("--part", choices=tuple(PARTS), nargs="+", default=list(PARTS))
     given = parser.parse_args()
     if given.child:
-        child = json.loads(given.child)
-        print(json.dumps(asdict(prefill(Path(child["package"]), child["tokens"], child["options"], child["rate"]))))
+        print(json.dumps(asdict(Task(**json.loads(given.child))())))
         return 0
     package = given.package or made(given.shape, given.dense)
     table = Table("figure", "target", "measured", "", title=f"{package.stem}, medians of {given.rounds}")
