@@ -97,7 +97,7 @@ class Run:
         stats: of the prefill; empty where all logits were asked for.
         digest: of the logits.
         session_s: seconds to open package and session.
-        resident_bytes: most memory of the process, page cache not included.
+        resident_bytes: largest resident set of the process, which has shared libraries in it and no page cache.
         peak_bytes: most memory of the process, page cache included; None where nobody counted.
         plain_rate: bytes a second of plain reads around it; 0 where there were none.
     """
@@ -201,7 +201,7 @@ def time_figures(package: Path, given: argparse.Namespace, options: dict[str, An
     else:
         yield "peak memory", f"bounded to {given.limit / MIB:.0f} MiB ({sizes})", found, True
     resident = max(each.resident_bytes for each in runs)
-    yield "the same without page cache", "", f"{resident / MIB:.0f} MiB", True
+    yield "resident set, shared libraries included", "", f"{resident / MIB:.0f} MiB", True
     total = median(runs, lambda each: each.stats["total_s"])
     yield "prefill", "", f"{total:.2f} s for {given.tokens} tokens", True
     yield "opening package and session", "", f"{median(runs, lambda each: each.session_s):.2f} s", True
