@@ -67,6 +67,18 @@ def test_as_json(trace: Run, packed: PackageFactory, tmp_path: Path) -> None:
     assert decode_trace(path.read_bytes(), "").other_data.stats.bytes_read == stats["bytes_read"]
 
 
+def test_a_system_that_does_not_say_when_the_process_began(
+    trace: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(path: Path, **_: object) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("estream_runtime.stats.Path.read_text", hidden)
+    status, out, err = trace(packed(), "--tokens", "3", "--json")
+    assert (status, err) == (0, "")
+    assert next(iter(json.loads(out)["stats"]["start_up_s"])) == "package"
+
+
 def test_a_terminal_that_shows_ascii_only(packed: PackageFactory) -> None:
     program = "from estream_runtime.cli import main; main()"
     command = [sys.executable, "-c", program, "trace", str(packed()), "--tokens", "40"]
