@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from estream_packer.page.markup import Markup, element
+from estream_packer.markup import Markup, element
 from estream_spec.trace import ACTIVITIES, BANK_EVENTS, COMPUTING, Event, Trace
 
 CELLS: Final = 20_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from estream_packer.page.markup import Markup, element, join, swatch
+from estream_packer.markup import Markup, element, join, swatch
 from estream_packer.page.pipeline_picture import KINDS, duration_text, kind_class, pipeline_picture
 from estream_packer.page.tables import bar, figures, pairs, table
 from estream_spec.trace import ACTIVITIES, Run, Trace

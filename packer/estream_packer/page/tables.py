@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from estream_packer.inspection import Inspection
+from estream_packer.markup import Markup, element, foreign, join, swatch
 from estream_packer.page.layout_picture import kind_of, share_text
-from estream_packer.page.markup import Markup, element, foreign, join, swatch
 from estream_packer.summary import Summary
 from estream_spec.manifest import DeviceConfiguration
 
