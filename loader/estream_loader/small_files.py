@@ -6,9 +6,11 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from estream_spec.constants import MAGIC, SUPERBLOCK_OFFSETS
 from estream_spec.errors import PackError, reason
 
 
@@ -35,11 +37,16 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
 def write_over(path: Path, data: bytes) -> None:
     """Write a file, replacing one of that name in one step.
 
+    Args:
+        path: its name.
+        data: its bytes.
+
     Raises:
-        PackError: it cannot be written.
+        PackError: there is a package of that name, or what is no regular file, or it cannot be written.
     """
     partial = _partial(path)
     with _refused(path):
+        _require_replaceable(path)
         _fill(partial, os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), data)
         try:
             partial.replace(path)
@@ -52,10 +59,28 @@ def require_writable(path: Path) -> None:
     """Say at once, before long work, whether `write_over` could write a file. Raises as it does."""
     partial = _partial(path)
     with _refused(path):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _require_replaceable(path)
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
         partial.unlink()
+
+
+def _require_replaceable(path: Path) -> None:
+    """Refuse to lose what nobody wants to lose for a small file: a package, a device, a pipe, a link."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        message = "there is something of that name that is no regular file, which is never replaced"
+        raise PackError(message, path=str(path), hint="give another name")
+    with path.open("rb") as file:
+        for offset in SUPERBLOCK_OFFSETS:  # a package whose first twin is damaged is still one
+            file.seek(offset)
+            if file.read(len(MAGIC)) == MAGIC:
+                message = "there is a package of that name, which is never replaced"
+                raise PackError(message, path=str(path), hint="give another name")
 
 
 def _partial(path: Path) -> Path:

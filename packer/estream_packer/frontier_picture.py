@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, log2, log10
 from typing import Final
 
+from estream_packer.markup import Markup, element
 from estream_packer.planning import Planned, bytes_text, seconds_text
 from estream_spec.planner import PromptPlan
 
@@ -50,36 +50,39 @@ def frontier_svg(planned: Planned) -> str:
     title = f"{planned.model} on {planned.profile}, {bytes_text(planned.memory_bytes)} of memory"
     height = bottom + BELOW
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-        ' font-family="system-ui, sans-serif" font-size="12" fill="#334155">',
-        f"<title>{escape(title)}: time to first token by arena size</title>",
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(LEFT, 26, title, 'font-size="15" font-weight="600" fill="#0f172a"'),
-        _text(LEFT, 45, "time to first token by arena size; ● chosen, ○ above the memory cap"),
+        element("title", f"{title}: time to first token by arena size"),
+        element("rect", width=WIDTH, height=height, fill="#ffffff"),
+        element("text", title, x=LEFT, y=26, font_size=15, font_weight=600, fill="#0f172a"),
+        element("text", "time to first token by arena size; ● chosen, ○ above the memory cap", x=LEFT, y=45),
         *_arena_ticks(x, bottom),
         *_time_ticks(y),
-        _text((LEFT + RIGHT) / 2, bottom + 44, "arena", 'text-anchor="middle"'),
+        element("text", "arena", x=(LEFT + RIGHT) / 2, y=bottom + 44, text_anchor="middle"),
     ]
     for number, (plan, label_y) in enumerate(zip(planned.plans, _labels(planned.plans, y), strict=True)):
         parts += _line(plan, COLOURS[number % len(COLOURS)], label_y, x, y)
-    return "\n".join([*parts, "</svg>", ""])
+    return element(
+        "svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", width=WIDTH, height=height,
+        font_family="system-ui, sans-serif", font_size=12, fill="#334155",
+    )  # fmt: skip
 
 
-def _line(plan: PromptPlan, colour: str, label_y: float, x: _Axis, y: _Axis) -> list[str]:
+def _line(plan: PromptPlan, colour: str, label_y: float, x: _Axis, y: _Axis) -> list[Markup]:
     """One prompt length: steps to the right edge, a mark for each way to run it, and what was chosen."""
     corners = [f"M{x(plan.frontier[0].arena_bytes):.1f},{y(plan.frontier[0].time_s):.1f}"]
     corners += [f"H{x(each.arena_bytes):.1f}V{y(each.time_s):.1f}" for each in plan.frontier[1:]]
-    parts = [f'<path d="{"".join(corners)}H{RIGHT}" fill="none" stroke="{colour}" stroke-width="1.6"/>']
+    parts = [element("path", d=f"{''.join(corners)}H{RIGHT}", fill="none", stroke=colour, stroke_width=1.6)]
     for each in plan.frontier:
         fill = "#ffffff" if each.arena_bytes > plan.arena_cap else colour
         parts.append(_circle(x(each.arena_bytes), y(each.time_s), 2.6, fill, colour))
     choice = plan.choice
     parts.append(_circle(x(choice.arena_bytes), y(choice.time_s), 6, colour, "#ffffff"))
     end = y(plan.frontier[-1].time_s)
-    parts.append(f'<path d="M{RIGHT},{end:.1f}L{RIGHT + 12},{label_y - 4:.1f}" stroke="{colour}" stroke-width="0.8"/>')
+    leader = f"M{RIGHT},{end:.1f}L{RIGHT + 12},{label_y - 4:.1f}"
+    parts.append(element("path", d=leader, stroke=colour, stroke_width=0.8))
     what = f"{choice.mode}: {bytes_text(choice.arena_bytes)}, {seconds_text(choice.time_s)}"
-    parts.append(_text(RIGHT + 16, label_y, f"{plan.tokens:,} tokens", f'fill="{colour}" font-weight="600"'))
-    return [*parts, _text(RIGHT + 16, label_y + 14, what, f'fill="{colour}"')]
+    tokens = f"{plan.tokens:,} tokens"
+    parts.append(element("text", tokens, x=RIGHT + 16, y=label_y, fill=colour, font_weight=600))
+    return [*parts, element("text", what, x=RIGHT + 16, y=label_y + 14, fill=colour)]
 
 
 def _labels(plans: Sequence[PromptPlan], y: _Axis) -> list[float]:
@@ -95,19 +98,19 @@ def _labels(plans: Sequence[PromptPlan], y: _Axis) -> list[float]:
     return [places[order.index(index)] for index in range(len(plans))]
 
 
-def _arena_ticks(x: _Axis, bottom: float) -> list[str]:
+def _arena_ticks(x: _Axis, bottom: float) -> list[Markup]:
     """A line at powers of two, or at every other one or third where there are many."""
     low, high = round(log2(x.low)), round(log2(x.high))
     step = max(1, ceil((high - low) / 9))
     parts = []
     for power in range(low, high + 1, step):
         at = x(2**power)
-        parts.append(f'<path d="M{at:.1f},{TOP}V{bottom}" stroke="#e2e8f0"/>')
-        parts.append(_text(at, bottom + 18, _power_text(power), 'text-anchor="middle"'))
+        parts.append(element("path", d=f"M{at:.1f},{TOP}V{bottom}", stroke="#e2e8f0"))
+        parts.append(element("text", _power_text(power), x=at, y=bottom + 18, text_anchor="middle"))
     return parts
 
 
-def _time_ticks(y: _Axis) -> list[str]:
+def _time_ticks(y: _Axis) -> list[Markup]:
     """A line at 1, 2 and 5 of each power of ten."""
     powers = range(floor(log10(y.low)), ceil(log10(y.high)) + 1)
     ticks = [step * 10.0**power for power in powers for step in STEPS]
@@ -115,9 +118,9 @@ def _time_ticks(y: _Axis) -> list[str]:
     for tick in ticks:
         if y.low <= tick <= y.high:
             at = y(tick)
-            parts.append(f'<path d="M{LEFT},{at:.1f}H{RIGHT}" stroke="#e2e8f0"/>')
+            parts.append(element("path", d=f"M{LEFT},{at:.1f}H{RIGHT}", stroke="#e2e8f0"))
             label = f"{tick:g} s" if tick >= 1 else f"{tick * 1e3:g} ms"
-            parts.append(_text(LEFT - 8, at + 4, label, 'text-anchor="end"'))
+            parts.append(element("text", label, x=LEFT - 8, y=at + 4, text_anchor="end"))
     return parts
 
 
@@ -126,9 +129,5 @@ def _power_text(power: int) -> str:
     return f"{1 << (power - shift)} {unit}"
 
 
-def _circle(x: float, y: float, radius: float, fill: str, stroke: str) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{stroke}" stroke-width="1.2"/>'
-
-
-def _text(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(text)}</text>'
+def _circle(x: float, y: float, radius: float, fill: str, stroke: str) -> Markup:
+    return element("circle", cx=x, cy=y, r=radius, fill=fill, stroke=stroke, stroke_width=1.2)

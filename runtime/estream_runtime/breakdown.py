@@ -24,16 +24,6 @@ _LEFT: Final = 44
 """Characters of the left column."""
 
 
-def other_s(stats: RunStats) -> float:
-    """Seconds of a run that are none of its activities."""
-    return stats.total_s - sum(stats.activity_s.values())
-
-
-def floor_s(stats: RunStats) -> float:
-    """Seconds that a run takes at least in which reading and computing each take what they took here."""
-    return max(stats.io_busy_s, stats.compute_busy_s)
-
-
 def lane_busy_s(trace: Trace) -> dict[str, float]:
     """Seconds in which each lane was reading."""
     lanes = {name: events for name, events in trace.tracks().items() if name.startswith("lane ")}
@@ -56,19 +46,18 @@ def _start_up(stats: RunStats) -> list[str]:
 def _computing(run: Run) -> list[str]:
     stats = run.stats
     parts = {words: stats.activity_s.get(activity, 0.0) for activity, words in _WORDS.items()}
-    parts["other"] = other_s(stats)
+    parts["other"] = stats.other_s
     rows = [_row(f"  {words}", seconds, stats.total_s) for words, seconds in parts.items()]
     return [_row(f"prefill, {run.tokens:,} tokens", stats.total_s), *rows]
 
 
 def _reading(trace: Trace) -> list[str]:
     stats = trace.other_data.stats
-    rate = stats.bytes_read / stats.io_busy_s / 1e6 if stats.io_busy_s else 0.0
     lanes = [f"  {name:8}{_share(seconds, stats.total_s):>20}" for name, seconds in lane_busy_s(trace).items()]
     return [
         f"reading {stats.io_busy_s:12.3f} s{_share(stats.io_busy_s, stats.total_s):>8}",
         f"  bytes {stats.bytes_read:14,}",
-        f"  rate  {rate:14,.0f} MB/s",
+        f"  rate  {stats.read_rate / 1e6:14,.0f} MB/s",
         f"  reads {stats.reads:14,}",
         f"  pieces{stats.pieces:14,}",
         *lanes,
@@ -76,7 +65,7 @@ def _reading(trace: Trace) -> list[str]:
 
 
 def _in_words(stats: RunStats) -> list[str]:
-    floor = floor_s(stats)
+    floor = stats.floor_s
     return [
         f"bubble   {stats.bubble:.1%} of the prefill went by waiting for reads",
         f"floor    {floor:.3f} s, the longer of computing, {stats.compute_busy_s:.3f} s, and reading, "

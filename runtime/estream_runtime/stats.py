@@ -58,10 +58,13 @@ class Stats:
         return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else None
 
 
-def process_age_s() -> float:
-    """Seconds since this process was started, to a hundredth."""
+def process_age_s() -> float | None:
+    """Seconds since this process was started, to a hundredth; None where the system does not say."""
     # The command's name comes second, in brackets, and may hold anything; the start is the 22nd field, in ticks.
-    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    try:
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
 

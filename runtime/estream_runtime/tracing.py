@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from estream_loader.arena import Stay
 from estream_loader.package import Package
@@ -18,13 +17,7 @@ from estream_runtime.interpreter import Interpreter
 from estream_runtime.recorder import Timed
 from estream_runtime.stats import Stats
 from estream_spec.schedule import BankState
-from estream_spec.trace import COMPUTING, BankEvent, Category, Details, Event, Name, Run, RunStats, Trace, assemble
-
-_BANK_EVENTS: Final[dict[BankState, BankEvent]] = {
-    BankState.FILLING: "filling",
-    BankState.READY: "ready",
-    BankState.IN_USE: "in use",
-}
+from estream_spec.trace import BANK_EVENTS, COMPUTING, Category, Details, Event, Name, Run, RunStats, Trace, assemble
 
 
 @dataclass(slots=True)
@@ -122,7 +115,8 @@ class _Places:
 
     def details(self, piece: Span) -> Details:
         """What a piece brings."""
-        (layer, expert), (_, group) = self.expert(piece.offset), self.group(piece.offset)
+        layer, expert = self.expert(piece.offset)
+        group = expert // self._group_size
         return Details(layer=layer, group=group, expert=expert, offset=piece.offset, bytes=piece.length)
 
 
@@ -140,9 +134,9 @@ def _events(recording: Recording, places: _Places) -> Iterator[tuple[str, Event]
     for piece in recording.pieces:
         yield f"lane {piece.lane}", event("read", "reading", piece.begun, piece.ended, places.details(piece))
     for stay in _landed(recording, places):
-        if stay.state in _BANK_EVENTS and stay.group is not None and stay.ended > stay.begun:
+        name = next((each for each in BANK_EVENTS if each == stay.state.value), None)
+        if name is not None and stay.group is not None and stay.ended > stay.begun:
             layer, group = stay.group
-            name = _BANK_EVENTS[stay.state]
             yield f"bank {stay.bank}", event(name, "bank", stay.begun, stay.ended, Details(layer=layer, group=group))
 
 

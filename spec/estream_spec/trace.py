@@ -12,6 +12,7 @@ Times are microseconds since the run began. A track does one thing at a time:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Final, Literal, get_args
@@ -117,7 +118,7 @@ class RunStats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the run cost.
 
     Attributes:
-        start_up_s: seconds from the process's start to the open session, by part.
+        start_up_s: seconds it took to open the session, by part, what came before in the process as far as it is known.
         total_s: seconds the prefill took.
         activity_s: seconds of it by activity; what is missing to `total_s` is between activities.
         compute_busy_s: seconds of all activities but `wait`.
@@ -139,6 +140,21 @@ class RunStats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reads: Amount
     pieces: Amount
     reading_mode: Text
+
+    @property
+    def other_s(self) -> float:
+        """Seconds of the run that are none of its activities."""
+        return max(0.0, self.total_s - sum(self.activity_s.values()))
+
+    @property
+    def floor_s(self) -> float:
+        """Seconds that a run takes at least in which reading and computing each take what they took here."""
+        return max(self.io_busy_s, self.compute_busy_s)
+
+    @property
+    def read_rate(self) -> float:
+        """Bytes a second while at least one lane was reading; 0 where none was."""
+        return self.bytes_read / self.io_busy_s if self.io_busy_s else 0.0
 
 
 class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -243,13 +259,15 @@ def _faults(trace: Trace) -> Iterator[str]:
     """What is wrong with the tracks of a trace."""
     named = [each for each in trace.trace_events if isinstance(each, Naming) and each.name == "thread_name"]
     names = [each.args.name for each in named]
-    for what, found in ("number", [each.tid for each in named]), ("name", names):
-        if len(set(found)) < len(found):
-            yield f"two tracks have the same {what}"
+    numbers: dict[int, str] = {}
+    for each in named:
+        if each.tid in numbers:
+            yield f"tracks {numbers[each.tid]!r} and {each.args.name!r} both have number {each.tid}"
+        numbers[each.tid] = each.args.name
+    yield from (f"{count} tracks have the name {name!r}" for name, count in Counter(names).items() if count > 1)
     yield from (f"track {name!r}, expected computing, lane N or bank N" for name in names if not _TRACK.fullmatch(name))
     if COMPUTING not in names:
         yield f"no track {COMPUTING!r}"
-    numbers = {each.tid for each in named}
     unnamed = (each for each in trace.trace_events if isinstance(each, Event) and each.tid not in numbers)
     yield from (f"track {each.tid} has no name" for each in unnamed)
     end = trace.other_data.stats.total_s * 1e6

@@ -1,30 +1,52 @@
-"""What the tests of `estream-pack`'s verbs share: a way to run one, and packages built from the tiny checkpoints."""
+"""What tests of verbs share: a way to run one, and packages built from the tiny checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import click
 import pytest
 
 from estream_loader.console import run_command
+from estream_packer import cli as packer
 from estream_packer.build import build
-from estream_packer.cli import PROGRAM, group
 from estream_packer.recipe import BuildOptions
+from estream_runtime import cli as runtime
 from estream_spec.weights import Encoding
 from fixtures.olmoe import CheckpointFactory, VariantName
 
-Pack = Callable[..., tuple[int, str, str]]
+
+class Ran(NamedTuple):
+    """What a verb left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Pack = Callable[..., Ran]
+Run = Callable[..., Ran]
 Built = Callable[..., Path]
 
 
 @pytest.fixture
 def pack(capfd: pytest.CaptureFixture[str]) -> Pack:
     """`pack(*arguments)`: exit status, standard output and standard error of `estream-pack`."""
+    return _program(packer.group, packer.PROGRAM, capfd)
 
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        status = run_command(group, PROGRAM, [str(argument) for argument in arguments])
-        return status, *capfd.readouterr()
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """`run(*arguments)`: the same of `estream-run`."""
+    return _program(runtime.group, runtime.PROGRAM, capfd)
+
+
+def _program(group: click.Group, name: str, capfd: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str | Path) -> Ran:
+        code = run_command(group, name, [str(each) for each in arguments])
+        return Ran(code, *capfd.readouterr())
 
     return call
 

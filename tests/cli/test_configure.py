@@ -359,14 +359,19 @@ def test_lengths_that_are_run_alike_have_one_configuration(sample: Path, pack: P
         assert package.program(choice, Phase.LOAD) is not None
 
 
-def test_lengths_are_those_within_the_context_unless_some_are_given(sample: Path, package: Path, pack: Pack) -> None:
-    out = pack("configure", sample, "--profile", "ufs-4.0", "--memory", "1G")[1]
-    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["64", "512"]
+@pytest.mark.parametrize(
+    ("context", "lengths"),
+    [(48, ["48"]), (64, ["64"]), (100, ["64", "100"]), (2048, ["64", "512", "2,048"]), (9999, ["64", "512", "4,096"])],
+)
+def test_lengths_go_up_to_the_context_unless_some_are_given(
+    context: int, lengths: list[str], package: Path, pack: Pack
+) -> None:
     draft = Draft()
-    draft.change_model(context_length=48)
+    draft.change_model(context_length=context)
     package.write_bytes(draft.seal())
-    out = pack("configure", package, "--profile", "ufs-4.0", "--memory", "1G")[1]
-    assert [line.split()[0] for line in out.splitlines()[1:2]] == ["48"]
+    status, out, _ = pack("configure", package, "--profile", "ufs-4.0", "--memory", "1G")
+    assert status == 0
+    assert [line.split()[0] for line in out[: out.index("\n\n")].splitlines()[1:]] == lengths
 
 
 @pytest.mark.parametrize(

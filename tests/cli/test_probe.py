@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cli.conftest import Pack
-from estream_loader.console import run_command
+from cli.conftest import Pack, Run
 from estream_loader.reading import Reader
 from estream_runtime import probe_computing, probe_reading
-from estream_runtime.cli import PROGRAM, group
 from estream_spec.profile import decode_profile
 from fixtures.packed import PackageFactory
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """`run(*arguments)`: exit status, standard output and standard error of `estream-run`."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        status = run_command(group, PROGRAM, [str(each) for each in arguments])
-        return status, *capfd.readouterr()
-
-    return call
 
 
 @pytest.fixture

@@ -8,18 +8,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from cli.conftest import Run
 from estream_loader import open_package
-from estream_loader.console import run_command, size
+from estream_loader.console import size
 from estream_packer.configuring import configure_changes
 from estream_packer.editing import edit_package
 from estream_packer.signing import sign
 from estream_runtime import Session
-from estream_runtime.cli import PROGRAM, group
 from estream_spec.manifest import DeviceConfiguration
 from fixtures.olmoe import EXPERTS, LAYERS
 from fixtures.packed import UNQUANTISED, PackageFactory
@@ -27,35 +26,11 @@ from fixtures.packed import UNQUANTISED, PackageFactory
 PROMPT = "in the beginning"
 
 
-class Run(NamedTuple):
-    """What a run left behind."""
-
-    code: int
-    out: str
-    err: str
-
-
-class Program:
-    """`estream-run` in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]):
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str | Path) -> Run:
-        code = run_command(group, PROGRAM, [str(each) for each in arguments])
-        return Run(code, *self._capsys.readouterr())
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Program:
-    return Program(capsys)
-
-
 def command_line(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-c", "from estream_runtime.cli import main; main()", *map(str, arguments)]
 
 
-def test_generate_shows_the_text_and_what_it_cost(run: Program, packed: PackageFactory) -> None:
+def test_generate_shows_the_text_and_what_it_cost(run: Run, packed: PackageFactory) -> None:
     with open_package(packed()) as package, Session(package, arena_bytes=3 << 14) as session:
         ids = list(session.generate(package.tokenizer.encode(PROMPT).ids, 20))
         text = package.tokenizer.decode(ids)
@@ -69,7 +44,7 @@ def test_generate_shows_the_text_and_what_it_cost(run: Program, packed: PackageF
     assert "of experts read in" in second
 
 
-def test_generate_as_json(run: Program, packed: PackageFactory) -> None:
+def test_generate_as_json(run: Run, packed: PackageFactory) -> None:
     path = packed()
     plain = run("generate", path, "--prompt", PROMPT, "--max-new-tokens", "9")
     found = run("generate", path, "--prompt", PROMPT, "--max-new-tokens", "9", "--json")
@@ -83,7 +58,7 @@ def test_generate_as_json(run: Program, packed: PackageFactory) -> None:
 
 @pytest.mark.parametrize("backend", ["portable", "reference"])
 @pytest.mark.parametrize("integrity", ["open", "paged", "full"])
-def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Program, packed: PackageFactory) -> None:
+def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Run, packed: PackageFactory) -> None:
     options = ["--prompt", PROMPT, "--max-new-tokens", "6", "--temperature", "0.9", "--top-p", "0.8", "--seed", "5"]
     path = packed("base", UNQUANTISED)
     expected = run("generate", path, *options)
@@ -91,7 +66,7 @@ def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Program,
     assert (found.code, found.out) == (0, expected.out)
 
 
-def test_when_and_how_experts_are_read_changes_no_text(run: Program, packed: PackageFactory) -> None:
+def test_when_and_how_experts_are_read_changes_no_text(run: Run, packed: PackageFactory) -> None:
     options = ["--prompt", PROMPT, "--max-new-tokens", "5", "--json"]
     expected = json.loads(run("generate", packed(), *options).out)
     assert (expected["stats"]["policy"], expected["stats"]["lanes"]) == ("pre-routing", 2)
@@ -103,7 +78,7 @@ def test_when_and_how_experts_are_read_changes_no_text(run: Program, packed: Pac
     assert run("score", packed(), *options[:2], "--choice", "a", "--lanes", "0").code == 2
 
 
-def test_a_device_is_chosen_by_its_name(run: Program, packed: PackageFactory, tmp_path: Path) -> None:
+def test_a_device_is_chosen_by_its_name(run: Run, packed: PackageFactory, tmp_path: Path) -> None:
     path = tmp_path / "configured.emoe"
     shutil.copy(packed(), path)
     choices = [
@@ -124,7 +99,7 @@ def test_a_device_is_chosen_by_its_name(run: Program, packed: PackageFactory, tm
     assert "hint: the package has 'phone', 'generic'" in found.err
 
 
-def test_an_end_token_is_not_shown(run: Program, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_token_is_not_shown(run: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     def end_at_once(*_: object) -> int:
         return 0
 
@@ -134,7 +109,7 @@ def test_an_end_token_is_not_shown(run: Program, packed: PackageFactory, monkeyp
     assert " 1 out;" in found.err
 
 
-def test_score_marks_the_likeliest_choice(run: Program, packed: PackageFactory) -> None:
+def test_score_marks_the_likeliest_choice(run: Run, packed: PackageFactory) -> None:
     choices = [" the end", " of", "zzzz"]
     with open_package(packed()) as package, Session(package) as session:
         encode = package.tokenizer.encode
@@ -154,7 +129,7 @@ def test_score_marks_the_likeliest_choice(run: Program, packed: PackageFactory) 
 
 
 def test_score_of_a_text_that_begins_with_a_part_of_a_character(
-    run: Program, packed: PackageFactory, tmp_path: Path
+    run: Run, packed: PackageFactory, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("漢", encoding="utf-8")
@@ -162,7 +137,7 @@ def test_score_of_a_text_that_begins_with_a_part_of_a_character(
     assert (result["tokens"], result["bytes"]) == (2, 3)
 
 
-def test_score_of_a_text(run: Program, packed: PackageFactory, tmp_path: Path) -> None:
+def test_score_of_a_text(run: Run, packed: PackageFactory, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("in the beginning was 漢字", encoding="utf-8")
     result = json.loads(run("score", packed(), "--text", text, "--json").out)
@@ -198,7 +173,7 @@ def test_score_of_a_text(run: Program, packed: PackageFactory, tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_run_is_refused(
-    verb: list[str], message: str, hint: str | None, run: Program, packed: PackageFactory
+    verb: list[str], message: str, hint: str | None, run: Run, packed: PackageFactory
 ) -> None:
     found = run(*[str(packed()) if part == "FILE" else part for part in verb])
     lines = found.err.splitlines()
@@ -229,7 +204,7 @@ def test_what_cannot_be_run_is_refused(
         ["sing", "FILE"],
     ],
 )
-def test_wrong_usage_is_told_from_refusal(verb: list[str], run: Program, packed: PackageFactory) -> None:
+def test_wrong_usage_is_told_from_refusal(verb: list[str], run: Run, packed: PackageFactory) -> None:
     found = run(*[str(packed()) if part == "FILE" else part for part in verb])
     error, hint = found.err.splitlines()
     assert (found.code, found.out) == (2, "")
@@ -255,14 +230,14 @@ def test_wrong_usage_is_told_from_refusal(verb: list[str], run: Program, packed:
     ],
 )
 def test_a_value_out_of_range_is_wrong_usage(
-    option: str, value: str, message: str, run: Program, packed: PackageFactory
+    option: str, value: str, message: str, run: Run, packed: PackageFactory
 ) -> None:
     found = run("generate", packed(), "--prompt", "a", option, value)
     assert (found.code, found.out) == (2, "")
     assert f"Invalid value for '{option}': {message}" in found.err
 
 
-def test_damage_is_refused(run: Program, packed: PackageFactory, tmp_path: Path) -> None:
+def test_damage_is_refused(run: Run, packed: PackageFactory, tmp_path: Path) -> None:
     data = bytearray(packed().read_bytes())
     with open_package(bytes(data)) as package:
         for layer in range(LAYERS):
@@ -284,7 +259,7 @@ VERBS = (["generate", "--prompt", "a", "--max-new-tokens", "2"], ["score", "--pr
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=[verb[0] for verb in VERBS])
-def test_a_signature_can_be_required(verb: list[str], run: Program, packed: PackageFactory, tmp_path: Path) -> None:
+def test_a_signature_can_be_required(verb: list[str], run: Run, packed: PackageFactory, tmp_path: Path) -> None:
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
     required = ["--key", key.public_key().public_bytes_raw().hex()]
     with open_package(packed()) as package:
@@ -308,7 +283,7 @@ def test_a_signature_can_be_required(verb: list[str], run: Program, packed: Pack
     assert "[EMOE-REC-001]" in found.err
 
 
-def test_help_and_version(run: Program) -> None:
+def test_help_and_version(run: Run) -> None:
     for arguments in (["--help"], ["generate", "-h"], ["score", "--help"]):
         found = run(*arguments)
         assert (found.code, found.err) == (0, "")

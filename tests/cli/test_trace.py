@@ -6,34 +6,28 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cli.conftest import Run
 from estream_loader import open_package
-from estream_loader.console import run_command
-from estream_runtime.cli import PROGRAM, group
+from estream_runtime.cli import PROGRAM
 from estream_spec.trace import ACTIVITIES, decode_trace
 from fixtures.packed import PackageFactory
 
 PROMPT = "in the beginning"
-Trace = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def trace(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Trace:
-    """`trace(*arguments)`: exit status, standard output and standard error of `estream-run trace`, 80 columns wide."""
+def trace(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`trace(*arguments)`: `run("trace", *arguments)`, 80 columns wide."""
     monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        status = run_command(group, PROGRAM, ["trace", *map(str, arguments)])
-        return status, *capfd.readouterr()
-
-    return call
+    return partial(run, "trace")
 
 
-def test_table_and_picture(trace: Trace, packed: PackageFactory) -> None:
+def test_table_and_picture(trace: Run, packed: PackageFactory) -> None:
     status, out, err = trace(packed(), "--tokens", "40", "--arena", "64K")
     assert (status, err) == (0, "")
     lines = out.splitlines()
@@ -47,7 +41,7 @@ def test_table_and_picture(trace: Trace, packed: PackageFactory) -> None:
     ]
 
 
-def test_the_file_is_a_trace_of_the_prompt(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+def test_the_file_is_a_trace_of_the_prompt(trace: Run, packed: PackageFactory, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     status, out, _ = trace(packed(), "--prompt", PROMPT, "-o", path)
     assert status == 0
@@ -58,7 +52,7 @@ def test_the_file_is_a_trace_of_the_prompt(trace: Trace, packed: PackageFactory,
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_as_json(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+def test_as_json(trace: Run, packed: PackageFactory, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     status, out, err = trace(packed(), "--tokens", "30", "--json", "-o", path, "--lanes", "3", "--arena", "48K")
     assert (status, err) == (0, "")
@@ -73,6 +67,18 @@ def test_as_json(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
     assert decode_trace(path.read_bytes(), "").other_data.stats.bytes_read == stats["bytes_read"]
 
 
+def test_a_system_that_does_not_say_when_the_process_began(
+    trace: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(path: Path, **_: object) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("estream_runtime.stats.Path.read_text", hidden)
+    status, out, err = trace(packed(), "--tokens", "3", "--json")
+    assert (status, err) == (0, "")
+    assert next(iter(json.loads(out)["stats"]["start_up_s"])) == "package"
+
+
 def test_a_terminal_that_shows_ascii_only(packed: PackageFactory) -> None:
     program = "from estream_runtime.cli import main; main()"
     command = [sys.executable, "-c", program, "trace", str(packed()), "--tokens", "40"]
@@ -82,7 +88,7 @@ def test_a_terminal_that_shows_ascii_only(packed: PackageFactory) -> None:
     assert b"computing |" in found.stdout
 
 
-def test_an_existing_file_is_replaced(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced(trace: Run, packed: PackageFactory, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("something longer than a trace, or so it was" * 1000)
     held = path.open()
@@ -92,7 +98,7 @@ def test_an_existing_file_is_replaced(trace: Trace, packed: PackageFactory, tmp_
         assert held.read().startswith("something longer")  # another file took its name in one step
 
 
-def test_damage_is_told_and_leaves_what_was_there(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+def test_damage_is_told_and_leaves_what_was_there(trace: Run, packed: PackageFactory, tmp_path: Path) -> None:
     data = bytearray(packed().read_bytes())
     with open_package(packed()) as package:
         for expert in range(package.experts.table.ranges[1].count):
@@ -108,7 +114,7 @@ def test_damage_is_told_and_leaves_what_was_there(trace: Trace, packed: PackageF
     assert path.read_text() == "before"
 
 
-def test_a_place_that_cannot_be_written(trace: Trace, packed: PackageFactory, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written(trace: Run, packed: PackageFactory, tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "trace.json"
     status, _, err = trace(packed(), "--tokens", "3", "-o", missing)
     assert status == 1
@@ -133,7 +139,7 @@ def test_a_place_that_cannot_be_written(trace: Trace, packed: PackageFactory, tm
     ],
 )
 def test_what_cannot_be_traced(
-    arguments: list[str], status: int, message: str, trace: Trace, packed: PackageFactory
+    arguments: list[str], status: int, message: str, trace: Run, packed: PackageFactory
 ) -> None:
     found, out, err = trace(packed(), *arguments)
     assert (found, out) == (status, "")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from estream_spec.manifest import DeviceConfiguration
 
 PROMPTS = (64, 512, 4096)
-"""Lengths to plan for unless some are given, as far as the model's context allows."""
+"""Lengths to plan for unless some are given, each at most the model's context."""
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
@@ -32,7 +32,7 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
     "prompts",
     type=prompt_lengths,
     metavar="N[,N...]",
-    help=f"Tokens of the prompts to plan for.  [default: {','.join(map(str, PROMPTS))}, within the model's context]",
+    help=f"Tokens of the prompts to plan for.  [default: {','.join(map(str, PROMPTS))}, or the context if less]",
 )
 @click.option("--arena", type=size, metavar="SIZE", help=f"Memory for experts: {SIZE_HELP}.")
 @click.option("--group-size", type=click.IntRange(1, MAX_EXPERTS), help="Experts that are read together.")
@@ -125,7 +125,7 @@ def _default_prompts(package: Path) -> tuple[int, ...]:
 
     with open_package(package) as opened:
         context = opened.manifest.model.context_length
-    return tuple(each for each in PROMPTS if each <= context) or (context,)
+    return tuple(dict.fromkeys(min(each, context) for each in PROMPTS))
 
 
 def _write(package: Path, choices: Sequence[DeviceConfiguration]) -> str:

@@ -35,6 +35,7 @@ def command(package: Path, schedules: bool, html: Path | None, trace: Path | Non
     With --html all of it goes onto one page for a browser, with a picture of the layout and, with --trace, of a run.
     """
     from estream_loader import open_package
+    from estream_loader.small_files import require_writable
     from estream_packer.inspection import inspect_package
     from estream_packer.schedules import list_schedules
 
@@ -43,6 +44,10 @@ def command(package: Path, schedules: bool, html: Path | None, trace: Path | Non
         raise click.UsageError(f"--html and {'--schedule' if schedules else '--json'} exclude each other", context)
     if trace is not None and html is None:
         raise click.UsageError("--trace needs --html", context)
+    if html is not None:
+        if trace is not None and _same_file(html, trace):
+            raise click.UsageError("--html and --trace are the same file", context)
+        require_writable(html)
     with open_package(package) as opened:
         if schedules:
             listings = list(list_schedules(opened))
@@ -55,6 +60,13 @@ def command(package: Path, schedules: bool, html: Path | None, trace: Path | Non
         print_json(found)
     else:
         _show(found)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):  # who opens them says why
+        return False
 
 
 def _write_page(found: Inspection, html: Path, trace: Path | None) -> None:

@@ -41,9 +41,11 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     `configure` puts a choice into a package.
     """
     from estream_loader.console import print_json
-    from estream_loader.small_files import write_over
+    from estream_loader.small_files import require_writable, write_over
     from estream_packer.planning import find_profile, plan_prompts, plan_tables, seconds_text
 
+    if svg is not None:
+        require_writable(svg)
     planned = plan_prompts(model, find_profile(profile), memory, prompts)
     if svg is not None:
         from estream_packer.frontier_picture import frontier_svg

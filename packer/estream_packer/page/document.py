@@ -8,9 +8,9 @@ from importlib import resources
 from typing import Final
 
 from estream_packer.inspection import Inspection, describe_identity
+from estream_packer.markup import Markup, element, foreign
 from estream_packer.page import tables
 from estream_packer.page.layout_picture import layout_picture
-from estream_packer.page.markup import Markup, element, foreign
 from estream_packer.page.run import run_of
 from estream_spec.trace import Trace
 

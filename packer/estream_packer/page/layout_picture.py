@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Final
 
 from estream_packer.inspection import Extent, Inspection, RecordRangeSummary
-from estream_packer.page.markup import Markup, element, swatch
+from estream_packer.markup import Markup, element, swatch
 
 LEAST_WIDTH: Final = 0.3
 """Percent of a row that even the smallest part gets, so that it can be seen and pointed at."""

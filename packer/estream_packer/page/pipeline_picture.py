@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from estream_packer.page.markup import Markup, element
+from estream_packer.markup import Markup, element
 from estream_spec.trace import ACTIVITIES, BANK_EVENTS, COMPUTING, Event, Trace
 
 CELLS: Final = 20_000
@@ -45,7 +45,9 @@ def pipeline_picture(trace: Trace) -> Markup:
     total = max(1.0, trace.other_data.stats.total_s * 1e6, max(ends, default=0.0))
     names = sorted(tracks, key=_order)
     left = len(names) - MAX_TRACKS
-    rows = [_layers(tracks[COMPUTING], total), *(_track(name, tracks[name], total) for name in names[:MAX_TRACKS])]
+    spans = list(_layer_spans(tracks[COMPUTING]))
+    more = len(spans) - MAX_LAYERS
+    rows = [_layers(spans[:MAX_LAYERS], total), *(_track(name, tracks[name], total) for name in names[:MAX_TRACKS])]
     axis = element("svg", *_ticks(total), class_="axis", width="100%", height=20, aria_hidden="true")
     return element(
         "div",
@@ -53,6 +55,7 @@ def pipeline_picture(trace: Trace) -> Markup:
         element("span", "time"),
         axis,
         element("span", f"and {left:,} more tracks", class_="left-out") if left > 0 else "",
+        element("span", f"and {more:,} more stretches of layers", class_="left-out") if more > 0 else "",
         id="timeline",
         class_="tracks",
         tabindex=0,
@@ -152,12 +155,10 @@ def _steps(cells: npt.NDArray[np.int64], kind: int) -> str:
     return f"M0 .5{''.join(steps)}" if steps else ""
 
 
-def _layers(events: Sequence[Event], total: float) -> Markup:
+def _layers(spans: Sequence[tuple[int, float, float]], total: float) -> Markup:
     """Which layer was at work when, above the tracks."""
     boxes = []
-    for number, (layer, begin, end) in enumerate(_layer_spans(events)):
-        if number == MAX_LAYERS:
-            break
+    for number, (layer, begin, end) in enumerate(spans):
         place, size = 100 * begin / total, 100 * (end - begin) / total
         words = f"layer {layer}: {duration_text(begin)} to {duration_text(end)}"
         content = [

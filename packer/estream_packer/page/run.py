@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from estream_packer.page.markup import Markup, element, join, swatch
+from estream_packer.markup import Markup, element, join, swatch
 from estream_packer.page.pipeline_picture import KINDS, duration_text, kind_class, pipeline_picture
 from estream_packer.page.tables import bar, figures, pairs, table
 from estream_spec.trace import ACTIVITIES, Run, Trace
@@ -33,28 +33,26 @@ def run_of(trace: Trace) -> Markup:
 def sentences(run: Run) -> list[str]:
     """The bubble and the floors in words."""
     stats = run.stats
-    floor = max(stats.io_busy_s, stats.compute_busy_s)
     what = "reading" if stats.io_busy_s >= stats.compute_busy_s else "computing"
-    above = max(0.0, stats.total_s - floor)
+    above = max(0.0, stats.total_s - stats.floor_s)
     return [
         f"Computing waited for experts during {stats.bubble:.1%} of the run: that is the bubble. ",
         f"Reading alone took {_seconds(stats.io_busy_s)} and computing alone {_seconds(stats.compute_busy_s)}. ",
-        f"Even if the shorter of them hid wholly behind the longer, the run would have taken {_seconds(floor)}, "
-        f"the time of {what}; ",
+        "Even if the shorter of them hid wholly behind the longer, the run would have taken "
+        f"{_seconds(stats.floor_s)}, the time of {what}; ",
         f"it took {_seconds(above)} more than that.",
     ]
 
 
 def _figures(run: Run) -> dict[str, str]:
     stats = run.stats
-    rate = stats.bytes_read / stats.io_busy_s / 1e6 if stats.io_busy_s else 0.0
     return {
         "prefill": _seconds(stats.total_s),
         "tokens": f"{run.tokens:,}",
         "bubble": f"{stats.bubble:.1%}",
         "reading": _seconds(stats.io_busy_s),
         "computing": _seconds(stats.compute_busy_s),
-        "read at": f"{rate:,.0f} MB/s",
+        "read at": f"{stats.read_rate / 1e6:,.0f} MB/s",
     }
 
 
@@ -74,7 +72,7 @@ def _activities(run: Run) -> Markup:
     """Where the time of computing went; what is no activity is there too, so that it adds up."""
     spent = run.stats.activity_s
     times: dict[str, float] = {name: spent[name] for name in ACTIVITIES if name in spent}
-    times["other"] = max(0.0, run.stats.total_s - sum(times.values()))
+    times["other"] = run.stats.other_s
     total = sum(times.values()) or 1.0
     rows = [
         (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from estream_packer.inspection import Inspection
+from estream_packer.markup import Markup, element, foreign, join, swatch
 from estream_packer.page.layout_picture import kind_of, share_text
-from estream_packer.page.markup import Markup, element, foreign, join, swatch
 from estream_packer.summary import Summary
 from estream_spec.manifest import DeviceConfiguration
 
@@ -140,8 +140,15 @@ def configurations_table(title: str, choices: Sequence[DeviceConfiguration]) -> 
     values = [[getattr(choice, name) for name in names] for choice in choices]
     headings = [name.replace("_", " ") for name in names]
     numbers = [heading for heading, *column in zip(headings, *values, strict=True) if isinstance(column[0], int)]
-    rows = [[f"{value:,}" if isinstance(value, int) else foreign(str(value)) for value in row] for row in values]
+    rows = [[_field(name, value) for name, value in zip(names, row, strict=True)] for row in values]
     return table(title, headings, rows, numbers)
+
+
+def _field(name: str, value: str | int) -> str:
+    """What a field of a device configuration says."""
+    if name == "prompt_tokens" and value == 0:
+        return "any"
+    return f"{value:,}" if isinstance(value, int) else foreign(value)
 
 
 def schedules_table(found: Inspection) -> Markup:

@@ -16,7 +16,7 @@ from estream_loader.keys import read_signature
 from estream_loader.policy_options import policy_of, policy_options
 from estream_runtime.backends import BACKENDS
 from estream_runtime.programs import POLICIES
-from estream_runtime.session import Session
+from estream_runtime.session import MAX_THREADS, Session
 from estream_runtime.stats import Laps, process_age_s
 from estream_spec.limits import MAX_LANES
 
@@ -39,7 +39,8 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--device",
         metavar="NAME",
-        help="Whose configurations of the package to use, each for other lengths of the prompt.  [default: the first]",
+        help="Whose configurations of the package to use, each for other lengths of the prompt."
+        "  [default: the one configured last, or else the package's first]",
     )
     @click.option(
         "--arena",
@@ -61,7 +62,9 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         type=click.IntRange(1, MAX_LANES),
         help="Reads outstanding at a time.  [default: as the package says]",
     )
-    @click.option("--threads", type=click.IntRange(1, 256), help="Threads for computing.  [default: all processors]")
+    @click.option(
+        "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads for computing.  [default: all processors]"
+    )
     @click.option(
         "--integrity",
         type=click.Choice(get_args(Integrity)),
@@ -87,11 +90,12 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         if signatures and not keys:
             raise click.UsageError("--signature needs --key", click.get_current_context())
         trusted = policy_of(keys, minimum_counter, tuple(read_signature(path) for path in signatures))
-        laps, process_s = Laps(), process_age_s()
+        laps, age_s = Laps(), process_age_s()
         with open_package(package, integrity=integrity, policy=trusted) as opened:
             laps.end("package")
             with Session(opened, backend, arena, threads=threads, lanes=lanes, policy=policy, device=device) as session:
-                session.start_up_s = {"process": process_s, **laps.seconds, **session.start_up_s}
+                process = {} if age_s is None else {"process": age_s}
+                session.start_up_s = {**process, **laps.seconds, **session.start_up_s}
                 verb(session, **rest)
 
     return with_session

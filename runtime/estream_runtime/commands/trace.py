@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from estream_loader.console import print_json
 from estream_loader.small_files import require_writable, write_over
-from estream_runtime.breakdown import breakdown, floor_s, lane_busy_s, other_s
+from estream_runtime.breakdown import breakdown, lane_busy_s
 from estream_runtime.commands.options import session_options
 from estream_runtime.session import Session
 from estream_runtime.text import encode_prompt
@@ -73,6 +73,6 @@ def _marks() -> str:
 
 def _figures(trace: Trace) -> dict[str, object]:
     """What ran and what it cost, with what the table makes of it."""
-    run = trace.other_data
-    made = {"other_s": other_s(run.stats), "floor_s": floor_s(run.stats), "lane_busy_s": lane_busy_s(trace)}
-    return {**msgspec.to_builtins(run), "stats": {**msgspec.to_builtins(run.stats), **made}}
+    run, stats = trace.other_data, trace.other_data.stats
+    made = {"other_s": stats.other_s, "floor_s": stats.floor_s, "lane_busy_s": lane_busy_s(trace)}
+    return {**msgspec.to_builtins(run), "stats": {**msgspec.to_builtins(stats), **made}}

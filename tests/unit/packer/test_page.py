@@ -6,16 +6,18 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from estream_loader import open_package
 from estream_packer.inspection import Inspection, inspect_package
 from estream_packer.page.document import document
 from estream_packer.page.layout_picture import LEAST_WIDTH, MOST_FOR_SMALL, widths
-from estream_packer.page.pipeline_picture import CELLS, KINDS, MAX_TRACKS, cells_of, duration_text
+from estream_packer.page.pipeline_picture import CELLS, KINDS, MAX_LAYERS, MAX_TRACKS, cells_of, duration_text
 from estream_packer.page.run import sentences
+from estream_packer.page.tables import configurations_table
 from estream_spec.constants import SectionType
 from estream_spec.manifest import DeviceConfiguration
-from estream_spec.trace import COMPUTING, Event, Name, Trace, decode_trace, encode_trace
+from estream_spec.trace import COMPUTING, Details, Event, Name, Trace, assemble, decode_trace, encode_trace
 from fixtures.packages import Draft, Section
 from fixtures.pages import Page
 from fixtures.traces import Spans, trace_from
@@ -206,6 +208,28 @@ def test_of_many_tracks_the_first_are_drawn(found: Inspection) -> None:
     labels = [each["aria-label"].split(":")[0] for each in page.classed("track")]
     assert labels == ["computing", "lane 0", "lane 1", *(f"bank {number}" for number in range(MAX_TRACKS - 3))]
     assert f"and {503 - MAX_TRACKS} more tracks" in page.text()
+
+
+def test_of_many_stretches_of_layers_the_first_are_drawn(found: Inspection) -> None:
+    spans: Spans = [("attention", number, 1) for number in range(MAX_LAYERS + 3)]
+    trace = trace_from({COMPUTING: spans}, 1.0)
+    events = [replace(each, args=Details(layer=number)) for number, each in enumerate(trace.tracks()[COMPUTING])]
+    page = check_page(document(found, assemble({COMPUTING: events}, trace.other_data)))
+    [layers] = page.classed("layers")
+    assert layers["aria-label"] == "layers"
+    assert sum("data-begin" in attributes for _, attributes in page.elements) == MAX_LAYERS
+    assert "and 3 more stretches of layers" in page.text()
+
+
+def test_a_configuration_for_prompts_of_any_length_says_so(found: Inspection) -> None:
+    lengths = 0, 4096
+    choices = [
+        DeviceConfiguration(name="phone", arena_bytes=1 << 20, group_size=1, prefetch_depth=0, prompt_tokens=length)
+        for length in lengths
+    ]
+    cells = Page(configurations_table("Devices", choices)).text().split()
+    assert cells.count("any") == cells.count("4,096") == 1
+    assert cells.count("0") == len(lengths)  # the depths
 
 
 def test_a_run_in_which_nothing_happened(found: Inspection) -> None:

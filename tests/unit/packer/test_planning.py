@@ -129,6 +129,6 @@ def test_labels_of_a_picture_do_not_overlap_and_stay_inside(count: int) -> None:
 def test_picture_escapes_names() -> None:
     plans = planned(64)
     odd = Planned(
-        **{field: getattr(plans, field) for field in plans.__struct_fields__ if field != "model"}, model='<&"'
+        **{field: getattr(plans, field) for field in plans.__struct_fields__ if field != "model"}, model='<&"\x01'
     )
-    assert '<&"' in (ElementTree.fromstring(frontier_svg(odd)).findtext(f"{SVG}title") or "")
+    assert '<&"\\x01' in (ElementTree.fromstring(frontier_svg(odd)).findtext(f"{SVG}title") or "")

@@ -1,4 +1,4 @@
-"""HTML made of elements, in which text cannot be anything but text."""
+"""HTML and SVG made of elements, in which text cannot be anything but text."""
 
 from __future__ import annotations
 
