@@ -42,6 +42,7 @@ class Bank:
 
     Attributes:
         index: position in the arena.
+        memory: its bytes.
         epoch: how many groups it has taken, those of the banks before it included.
         group: the group it holds, as (layer, number of the group in that layer); None before the first.
         loaded: experts of that group whose records are here and proven.
@@ -104,7 +105,12 @@ class Arena:
             raise LinkError(f"cannot allocate an arena of {self.length} bytes: {error}") from None
 
     def divide(self, bank_count: int, bank_bytes: int) -> None:
-        """Make other banks of the memory; what the banks before held is forgotten, and nothing may be on its way."""
+        """Make other banks of the memory; what the banks before held is forgotten, and nothing may be on its way.
+
+        Args:
+            bank_count: how many.
+            bank_bytes: room of each, a multiple of the page size; all together take no more than `length`.
+        """
         assert bank_count * bank_bytes <= self.length
         assert all(bank.state is BankState.AVAILABLE for bank in self.banks)
         for bank in self.banks:
@@ -114,7 +120,6 @@ class Arena:
         self.banks = tuple(
             Bank(index, whole[index * bank_bytes : (index + 1) * bank_bytes], epoch) for index in range(bank_count)
         )
-
         self.watch(self._on_stay)
 
     def watch(self, on_stay: Callable[[Stay], None] | None) -> None:

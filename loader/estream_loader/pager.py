@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from estream_loader.arena import Arena, Bank, Stay
 from estream_loader.package import Package
@@ -28,23 +28,30 @@ class _Reading:
     read: Read
 
 
+class Binding(NamedTuple):
+    """A bank to compute with, and its epoch then: void once the bank takes another group."""
+
+    bank: Bank
+    epoch: int
+
+
 class Pager:
-    """Experts of one package in one arena. Use it as a context manager; for one thread.
+    """Experts of one package in one arena, without a bank until `divide` is called.
+
+    Use it as a context manager; for one thread.
 
     Args:
         package: the open package.
-        bank_count: banks of the arena, until it is divided anew.
-        group_size: experts read together; a bank has room for so many of the largest records.
+        arena_bytes: memory for experts, as much as any division will need.
         lanes: reads outstanding at a time.
-        arena_bytes: memory for experts, if another division will need more than this one.
 
     Raises:
         LinkError: the memory or the threads cannot be had.
     """
 
-    def __init__(self, package: Package, *, bank_count: int, group_size: int, lanes: int = LANES, arena_bytes: int = 0):
+    def __init__(self, package: Package, *, arena_bytes: int, lanes: int = LANES):
         self._experts, self._shape, self.lanes = package.experts, package.expert_shape, lanes
-        self.arena = Arena(max(arena_bytes, bank_count * self._shape.bank_bytes(group_size)))
+        self.arena = Arena(arena_bytes)
         self.group_size = 0
         self._wanted: dict[int, dict[int, list[int]]] = {}
         """Of each layer that is routed: its groups with tokens, and their experts that have any."""
@@ -52,7 +59,6 @@ class Pager:
         """Of each bank: what is on its way there, until someone has waited for it."""
         self._dropped = 0
         self._on_piece: Callable[[Span], None] | None = None
-        self.divide(bank_count, group_size)
         check = None if package.integrity == "open" else package.check_record
         self._reader = Reader(package.source, lanes, check=check, on_piece=self._tell)
 
@@ -179,15 +185,17 @@ class Pager:
                 raise error
         bank.move(BankState.READY)
 
-    def use(self, number: int) -> Bank:
-        """A bank for computing; one whose group was skipped stays as it is."""
+    def use(self, number: int) -> Binding:
+        """Bind a bank for computing; one whose group was skipped stays as it is."""
         bank = self.arena.banks[number]
         if bank.state is BankState.READY:
             bank.move(BankState.IN_USE)
-        return bank
+        return Binding(bank, bank.epoch)
 
-    def record(self, bank: Bank, expert: int) -> memoryview:
+    def record(self, binding: Binding, expert: int) -> memoryview:
         """The bytes of one expert's record in a bank that is in use; no copy."""
+        bank, epoch = binding
+        assert bank.epoch == epoch
         assert bank.state is BankState.IN_USE
         assert bank.group is not None
         assert expert in bank.loaded

@@ -15,7 +15,7 @@ from estream_packer.plan import plan_package
 from estream_packer.recipe import BuildOptions
 from estream_spec.errors import PackError
 from estream_spec.model import ModelDescription
-from estream_spec.planner import Prediction, PromptPlan, available_arena, configure
+from estream_spec.planner import Prediction, PromptPlan, available_arena, configure, usable_memory
 from estream_spec.profile import MAX_PROFILE_LENGTH, Described, DeviceProfile, decode_profile
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from estream_spec.records import RecordRange
@@ -33,7 +33,8 @@ class Planned(Struct, frozen=True, kw_only=True):
         model: the package's name for it, or the shape's.
         profile: the device profile's name.
         estimated: figures of the profile that nobody measured or published.
-        memory_bytes: the cap.
+        asked_bytes: the memory cap that was asked for.
+        memory_bytes: the one that counts: what the device has of it.
         dense_bytes: weights other than experts that stay in memory.
         expert_bytes: bytes of all experts.
         plans: one for each length, in the order given.
@@ -42,6 +43,7 @@ class Planned(Struct, frozen=True, kw_only=True):
     model: str
     profile: str
     estimated: tuple[str, ...]
+    asked_bytes: int
     memory_bytes: int
     dense_bytes: int
     expert_bytes: int
@@ -122,11 +124,20 @@ def plan_prompts(
         model=model,
         profile=profile.name,
         estimated=tuple(_estimated(profile)),
-        memory_bytes=memory_bytes,
+        asked_bytes=memory_bytes,
+        memory_bytes=usable_memory(profile, memory_bytes),
         dense_bytes=workload.dense_bytes,
         expert_bytes=workload.expert_bytes,
         plans=tuple(configure(workload, profile, cap, tokens) for tokens, cap in caps.items()),
     )
+
+
+def notices(planned: Planned) -> Iterator[str]:
+    """What to know before trusting plans."""
+    if planned.estimated:
+        yield f"estimated figures of {planned.profile}: {', '.join(planned.estimated)}"
+    if planned.memory_bytes < planned.asked_bytes:
+        yield f"{planned.profile} has {bytes_text(planned.memory_bytes)} of memory, which counts and not --memory"
 
 
 def plan_tables(planned: Planned) -> Iterator[Table]:

@@ -1,4 +1,4 @@
-"""How much memory this process may use: what the machine has left, or what its control groups allow."""
+"""How much memory this process may use: all that the machine has, or what its control groups allow."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ def usable_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> tuple[int, st
         LinkError: the system does not tell.
     """
     try:
-        total, available = _meminfo(proc / "meminfo")
+        total = _total(proc / "meminfo")
     except (OSError, KeyError, ValueError, IndexError):
         raise LinkError("the system does not tell how much memory it has", path=str(proc / "meminfo")) from None
-    source = f"MemAvailable of /proc/meminfo, of {total} bytes in all"
     limit = min(_limits(proc / "self" / "cgroup", cgroups), default=None)
-    if limit is not None and limit < available:
+    if limit is not None and limit < total:
         return limit, f"the limit of this process's control group, on a machine of {total} bytes"
-    return available, source
+    return total, "MemTotal of /proc/meminfo"
 
 
-def _meminfo(path: Path) -> tuple[int, int]:
-    """Bytes in all, and those that can be had without swapping."""
+def _total(path: Path) -> int:
+    """Bytes in all. What is free at the moment says little of what a device can give."""
     values = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    total, available = (int(values[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    return total, available
+    return int(values["MemTotal"].split()[0]) * 1024
 
 
 def _limits(membership: Path, cgroups: Path) -> Iterator[int]:
@@ -45,13 +43,20 @@ def _limits(membership: Path, cgroups: Path) -> Iterator[int]:
 
     A line is `0::PATH` for version 2 and `N:CONTROLLERS:PATH` for version 1. Inside a container the path may not be
     there; its own group is then what is mounted.
+
+    Raises:
+        LinkError: a line is neither.
     """
     try:
-        lines = membership.read_text().splitlines()
+        lines = membership.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:
-        number, controllers, path = line.split(":", 2)
+        try:
+            number, controllers, path = line.split(":", 2)
+        except ValueError:
+            message = f"the system does not tell a control group: {line!r}, expected NUMBER:CONTROLLERS:PATH"
+            raise LinkError(message, path=str(membership)) from None
         if number == "0":
             root, name = cgroups, "memory.max"
         elif "memory" in controllers.split(","):

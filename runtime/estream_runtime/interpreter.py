@@ -246,12 +246,12 @@ class Interpreter:
     def _add_experts(self, rows: _Rows, instruction: Instruction) -> None:
         """Add what the chosen experts of one group give to their rows."""
         _, layer, group, number = instruction
-        bank, during = self.pager.use(number), self.recorder.during
+        bound, during = self.pager.use(number), self.recorder.during
         for expert in self.pager.wanted(layer, group):
             chosen, shares = rows.routed.tokens_of(expert)
             about = layer, group, expert, len(chosen)
             with during("expand", *about):
-                inputs = self._experts.bind(layer, self.pager.record(bank, expert))
+                inputs = self._experts.bind(layer, self.pager.record(bound, expert))
             with during("gather", *about):
                 normed = rows.normed[chosen]
             with during("products", *about):

@@ -5,7 +5,6 @@ Figures of computing hold for experts like this package's on this backend; those
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,6 +15,7 @@ from estream_runtime import probe_computing, probe_reading
 from estream_runtime.host_memory import usable_memory
 from estream_runtime.probe_computing import Held, LayerClock, LayerTime
 from estream_runtime.session import Session
+from estream_spec.errors import LinkError
 from estream_spec.graph_interface import shape_class_of
 from estream_spec.model import ModelDescription
 from estream_spec.profile import Count, Curve, DeviceProfile, Duration, ExpertTimes, ReadRate
@@ -48,7 +48,7 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
         progress: told of each measurement.
 
     Raises:
-        LinkError: reads of the package do not bypass the page cache, or its model cannot run here.
+        LinkError: reads of the package do not bypass the page cache, or its model cannot run or be measured here.
         FormatError: the package turns out to be faulty.
     """
     memory_bytes, memory_source = usable_memory()
@@ -56,7 +56,7 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
     progress.begin("reading", probe_reading.measurements())
     rates = probe_reading.read_rates(package, progress)
     start_s = probe_reading.read_start_s(package)
-    model, held = package.manifest.model, Held.of(package.expert_shape)
+    model, held = package.manifest.model, Held.of(package.expert_shape, memory_bytes)
     lengths = probe_computing.prompt_lengths(model)
     with Session(
         package,
@@ -66,28 +66,29 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
         threads=threads,
         policy="post-routing",
     ) as session:
-        computing = _computing(session, threads)
+        computing = _computing(session)
         clock = LayerClock(session, held)
         progress.begin("computing", probe_computing.measurements(lengths))
         layers = probe_computing.layer_times(clock, lengths, progress)
         group_s, toll_s = probe_computing.toll(clock, progress)
-    toll_source = f"what layers take longer while experts are read and proven, by bytes and beside groups; {computing}"
+    longer = "what layers take longer while experts are read and proven"
     head_source = f"median of one row; {computing}"
     profile = DeviceProfile(
         name=name,
         about=f"measured by estream-run probe with {package.manifest.name}; {computing}",
         read_rates=_read_rates(rates),
         read_start_s=_seconds(start_s, "median of reads of one page past the page cache, one at a time"),
-        experts=_experts(layers, model, group_s, computing),
+        experts=_experts(layers, model, computing),
         layer_flops=_layer_flops(layers, model, computing),
         head_weight_s=_seconds(median(each.head_s for each in layers) / (model.hidden * model.vocabulary), head_source),
-        read_toll_s=_seconds(toll_s, toll_source),
+        read_toll_s=_seconds(toll_s, f"{longer}, by bytes; {computing}"),
+        read_group_toll_s=_seconds(group_s, f"{longer} one by one and not in large groups; {computing}"),
         memory_bytes=Count(value=memory_bytes, basis="measured", source=memory_source),
     )
     return Probe(profile=profile, computing=computing, layers=tuple(layers))
 
 
-def _computing(session: Session, threads: int | None) -> str:
+def _computing(session: Session) -> str:
     """What computes, in words."""
     manifest = session.package.manifest
     shape_class = shape_class_of("expert", manifest.model, 0)
@@ -97,10 +98,8 @@ def _computing(session: Session, threads: int | None) -> str:
         for graph in manifest.graphs
         if (graph.role, graph.shape_class, graph.weights) == ("expert", shape_class, weights)
     }
-    count = threads or len(os.sched_getaffinity(0))
-    return (
-        f"backend {session.backend.name}, {count} threads, expert graph of {weights} weights, {activations} activations"
-    )
+    graph = f"expert graph of {weights} weights, {activations} activations"
+    return f"backend {session.backend.name}, {session.threads} threads, {graph}"
 
 
 def _read_rates(rates: Mapping[int, Mapping[int, float]]) -> tuple[ReadRate, ...]:
@@ -111,18 +110,24 @@ def _read_rates(rates: Mapping[int, Mapping[int, float]]) -> tuple[ReadRate, ...
     )
 
 
-def _experts(layers: Sequence[LayerTime], model: ModelDescription, group_s: float, computing: str) -> ExpertTimes:
-    """Experts by the tokens that those with any have in the mean."""
+def _experts(layers: Sequence[LayerTime], model: ModelDescription, computing: str) -> ExpertTimes:
+    """Experts by the tokens that those with any have in the mean.
+
+    Raises:
+        LinkError: none of those that were in the arena had any.
+    """
+    busy = [each for each in layers if each.active]
+    if not busy:
+        hint = "run it where there is more memory, so that more experts are in the arena"
+        raise LinkError("no prompt had a token for the experts in the arena, nothing is known of their time", hint=hint)
     fit = fit_experts(
-        [each.rows / each.active for each in layers if each.active],
-        [each.experts_s / each.active for each in layers if each.active],
+        [each.rows / each.active for each in busy],
+        [each.experts_s / each.active for each in busy],
         expert_weights(model, 0),
     )
     how = f"medians over the experts of the first layer, in the arena already; {computing}"
     return ExpertTimes(
-        group_call_s=_seconds(
-            group_s, f"what layers take longer with single experts read than with large groups; {computing}"
-        ),
+        group_call_s=_seconds(0.0, "nothing beside what its experts take: each has its own call"),
         weight_s=_seconds(
             fit.weight_s, f"what no tokens would take by a straight line through few: to expand, pack, call; {how}"
         ),

@@ -19,13 +19,16 @@ from estream_loader.progress import Progress
 from estream_runtime.batch import Batch
 from estream_runtime.interpreter import Floats
 from estream_runtime.session import Session
+from estream_spec.errors import LinkError
 from estream_spec.model import ModelDescription
 from estream_spec.profile_fit import Loss, fit_toll
 from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
 
 HELD_BYTES: Final = 512 << 20
-"""Most memory for experts while measuring; at least one group of them is held."""
+"""Most memory for experts while measuring, unless one alone takes more."""
+HELD_SHARE: Final = 4
+"""A part of all memory that is spent on them at most: a quarter."""
 BANK_BYTES: Final = 32 << 20
 """About how many bytes of experts are in a large group."""
 MOST_TOKENS: Final = 256
@@ -36,9 +39,10 @@ _TOLL_TOKENS: Final = (32, 128)
 """Prompts beside which is read."""
 _TOLL_LAYERS: Final = 2
 _TOLL_DEPTH: Final = 3
-_ROUNDS: Final = range(3, 10)
-"""How often each prompt is run: at least three times, at most nine, and between as long as there is time."""
+MIN_ROUNDS: Final = 3
+MAX_ROUNDS: Final = 9
 BUDGET_S: Final = 20.0
+"""How often each prompt is run: so many rounds at least and at most, and between as long as there is time."""
 _WARM_UP: Final = 16
 _TOLL_ROUNDS: Final = 5
 
@@ -100,13 +104,22 @@ class Held:
     bank_bytes: int
 
     @classmethod
-    def of(cls, shape: ExpertShape) -> Held:
-        """As many as there is memory for."""
-        count = shape.counts[0]
-        fitting = max(1, min(count, BANK_BYTES // max(shape.record_lengths)))
+    def of(cls, shape: ExpertShape, memory_bytes: int) -> Held:
+        """As many as are to be held with so much memory.
+
+        Raises:
+            LinkError: not even one is.
+        """
+        count, record = shape.counts[0], max(shape.record_lengths)
+        share = memory_bytes // HELD_SHARE
+        if record > share:
+            message = f"one expert takes {record} bytes, expected at most {share}, a quarter of the memory"
+            raise LinkError(message, hint="probe with a package of smaller experts")
+        room = max(record, min(HELD_BYTES, share))
+        fitting = max(1, min(count, BANK_BYTES // record, room // record))
         group_size = 1 << fitting.bit_length() - 1
         bank_bytes = shape.bank_bytes(group_size)
-        banks = max(1, min(-(-count // group_size), HELD_BYTES // bank_bytes))
+        banks = min(-(-count // group_size), room // bank_bytes)
         return cls(group_size=group_size, banks=banks, bank_bytes=bank_bytes)
 
     @property
@@ -167,7 +180,8 @@ class LayerClock:
 
     def __init__(self, session: Session, held: Held):
         self.model = session.package.manifest.model
-        self._interpreter, self._held, self._layer = session.interpreter, held, held.layer()
+        self.held = held
+        self._interpreter, self._layer = session.interpreter, held.layer()
         shape = session.package.expert_shape
         self._large, self._small = held.paged(shape, held.group_size), held.paged(shape, 1)
         self.load()
@@ -175,7 +189,7 @@ class LayerClock:
 
     def load(self) -> None:
         """Bring the experts into the arena."""
-        self._interpreter.load(self._held.load())
+        self._interpreter.load(self.held.load())
 
     def run(self, tokens: int) -> LayerTime:
         """Take a prompt of so many tokens through the layer, whose experts are in the arena."""
@@ -193,7 +207,7 @@ class LayerClock:
             ended.append(time.perf_counter())
 
         self._interpreter.run(self._layer, self._batch(tokens), head, on_route=on_route)
-        held = self._held.group_size * self._held.banks
+        held = self.held.group_size * self.held.banks
         counts = np.bincount(chosen[-1].ravel(), minlength=held)[:held]
         return LayerTime(
             tokens=tokens,
@@ -239,8 +253,8 @@ def layer_times(clock: LayerClock, lengths: Sequence[int], progress: Progress) -
     """Medians for each prompt length. All lengths are run once a round, so that what disturbs one disturbs all."""
     found: list[list[LayerTime]] = [[] for _ in lengths]
     begun = time.perf_counter()
-    for number in range(_ROUNDS.stop):
-        if number >= _ROUNDS.start and time.perf_counter() - begun > BUDGET_S:
+    for number in range(MAX_ROUNDS):
+        if number >= MIN_ROUNDS and time.perf_counter() - begun > BUDGET_S:
             break
         for runs, tokens in zip(found, lengths, strict=True):
             runs.append(clock.run(tokens))
@@ -254,6 +268,8 @@ def toll(clock: LayerClock, progress: Progress) -> tuple[float, float]:
     Each prompt is run once beside reading large groups, once beside reading small ones, and at once again without. Both
     are 0 where nothing can be read beside computing, since the arena holds all there is or has a single bank.
     """
+    if clock.held.banks == 1:
+        return 0.0, 0.0
     losses = []
     for _ in range(_TOLL_ROUNDS):
         for tokens in _TOLL_TOKENS:
@@ -270,7 +286,7 @@ def toll(clock: LayerClock, progress: Progress) -> tuple[float, float]:
 
 def measurements(lengths: Sequence[int]) -> int:
     """How many steps `layer_times` and `toll` report to their progress, at most."""
-    return _ROUNDS.stop * len(lengths) + _TOLL_ROUNDS * len(_TOLL_TOKENS)
+    return MAX_ROUNDS * len(lengths) + _TOLL_ROUNDS * len(_TOLL_TOKENS)
 
 
 def _typical(runs: Sequence[LayerTime]) -> LayerTime:

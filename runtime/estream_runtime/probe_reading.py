@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import count, cycle, islice
 from statistics import median
 from typing import Final
@@ -55,11 +56,15 @@ def read_rates(package: Package, progress: Progress) -> dict[int, dict[int, floa
     start, length = _experts(package)
     sizes = [size for size in REQUESTS if size <= length] or [length]
     found: dict[tuple[int, int], list[float]] = {}
+    done = 0  # each cell goes on where the last one stopped: a drive may have in its memory what it read just now
     for _ in range(ROUNDS):
         for lanes in LANES:
             for size in sizes:
                 offsets = range(start, start + length - size + 1, size)
-                found.setdefault((lanes, size), []).append(_rate(package, offsets, lanes, size))
+                first = -(-done // size) % len(offsets)
+                rate, requests = _rate(package, (*offsets[first:], *offsets[:first]), lanes, size)
+                done = (first + requests) % len(offsets) * size
+                found.setdefault((lanes, size), []).append(rate)
                 progress.advance(1)
     return {lanes: {size: median(found[lanes, size]) for size in sizes} for lanes in LANES}
 
@@ -83,8 +88,8 @@ def measurements() -> int:
     return ROUNDS * len(LANES) * len(REQUESTS)
 
 
-def _rate(package: Package, offsets: range, lanes: int, size: int) -> float:
-    """Bytes per second of requests of one size at some offsets, over and over until the time is up."""
+def _rate(package: Package, offsets: Sequence[int], lanes: int, size: int) -> tuple[float, int]:
+    """Bytes per second of requests of one size at some offsets, over and over until the time is up, and their number."""
     buffers = [_memory(size) for _ in range(2 * lanes)]
     under_way: deque[Read] = deque()
     with Reader(package.source, lanes, piece=size) as reader:
@@ -101,7 +106,7 @@ def _rate(package: Package, offsets: range, lanes: int, size: int) -> float:
         rate = number * size / (time.perf_counter() - begun)
         if reader.mode.startswith("buffered"):
             raise LinkError(f"the storage cannot be measured, reads are {reader.mode}", path=package.source.name)
-    return rate
+    return rate, number
 
 
 def _experts(package: Package) -> tuple[int, int]:

@@ -13,14 +13,13 @@ from estream_spec.errors import LinkError
 from estream_spec.limits import MAX_DIMENSION, MAX_EXPERTS
 from estream_spec.manifest import POLICY, DeviceConfiguration, PolicyName
 from estream_spec.model import ModelDescription
+from estream_spec.routing_load import few_tokens
 from estream_spec.schedule import POLICIES_BY_NAME, ExpertShape, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
 from estream_spec.schedule_verifier import verify_program
 
 POLICIES: Final[tuple[PolicyName, ...]] = ("pre-routing", "post-routing", "on-demand")
 """Policies a session may be asked for."""
-_FEW: Final = 2
-"""Tokens an expert gets on average. With fewer, many get none, and reading before that is known reads in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +43,13 @@ class Programs:
 
     Attributes:
         many: for batches in which nearly every expert has tokens.
-        few: for smaller ones, such as a single token.
+        few: for smaller ones, such as a single token; nothing is read before routing.
         load: what must run once before the others, if they are resident.
     """
 
     many: Program
     few: Program
     load: Program | None
-
-    def of_rows(self, rows: int, model: ModelDescription) -> Program:
-        """The program for a batch of so many token rows."""
-        return self.many if rows * _least_share(model) >= _FEW else self.few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +69,10 @@ class DevicePrograms:
         """The most lanes that a configuration asks for."""
         return max(each.lanes for each in self.by_configuration)
 
-    def of_rows(self, rows: int) -> Programs:
-        """Those of the device configuration for a batch of so many token rows."""
-        return self.by_configuration[for_tokens(tuple(self.by_configuration), rows)]
+    def for_rows(self, rows: int, model: ModelDescription) -> tuple[Program, Program | None]:
+        """The program for a batch of so many token rows, and the one that has to have run before it, if any."""
+        programs = self.by_configuration[for_tokens(tuple(self.by_configuration), rows)]
+        return programs.few if few_tokens(model, rows) else programs.many, programs.load
 
 
 def choose_programs(
@@ -173,9 +169,3 @@ def _compile(
     )
     verify_program(program, shape)
     return program
-
-
-def _least_share(model: ModelDescription) -> float:
-    """The least share of a layer's experts that a token picks, over all layers."""
-    blocks = (model.expert_block(layer) for layer in range(len(model.layers)))
-    return min(block.router.top_k / block.experts for block in blocks)

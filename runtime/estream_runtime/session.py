@@ -87,7 +87,7 @@ class Session:
         group_size: experts read together, as far as the arena has room; None takes what the device's configuration
             says, or less, so that two groups find room.
         threads: threads for computing; None takes all processors this process may use.
-        lanes: reads outstanding at a time; None takes what the device's configurations say.
+        lanes: reads outstanding at a time; None takes the most that any of the device's configurations asks for.
         prefetch_depth: groups read ahead, as far as the arena has room; None takes what the device's configuration
             says, or in another arena as many as find room.
         policy: when experts are read: `pre-routing`, before it is known which are needed, `post-routing`, once it is,
@@ -96,6 +96,7 @@ class Session:
         device: whose device configurations of the package count; None takes the default.
 
     Attributes:
+        threads: threads for computing.
         start_up_s: seconds it took to open the session, by part. Whoever opens it may add what came before.
 
     Raises:
@@ -136,26 +137,19 @@ class Session:
         self._programs = choose_programs(package, sizes, name, device)
         self._package, self._model = package, manifest.model
         self._closed = False
+        self.threads = threads or len(os.sched_getaffinity(0))
         laps.end("programs")
         with ExitStack() as stack:
             graphs = {
                 GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
                 for graph in manifest.graphs
             }
-            opened = open_backend(backend, self._model, graphs, threads or len(os.sched_getaffinity(0)))
+            opened = open_backend(backend, self._model, graphs, self.threads)
             stack.callback(opened.close)
             self._backend = opened
             laps.end("backend")
-            first = self._programs.of_rows(1).many
-            pager = stack.enter_context(
-                Pager(
-                    package,
-                    bank_count=first.bank_count,
-                    group_size=first.group_size,
-                    lanes=self._programs.lanes if lanes is None else lanes,
-                    arena_bytes=self._programs.arena_bytes,
-                )
-            )
+            lanes = self._programs.lanes if lanes is None else lanes
+            pager = stack.enter_context(Pager(package, arena_bytes=self._programs.arena_bytes, lanes=lanes))
             laps.end("arena")
             scratch = scratch_for(package)
             dense, experts = DenseWeights(package, opened, scratch), ExpertWeights(package, opened, scratch)
@@ -226,10 +220,17 @@ class Session:
         return Prefill(logits, meter.stats())
 
     def trace(self, token_ids: TokenIds) -> Trace:
-        """What happened when in a prefill, which is not much slower for it. Raises as `forward` does."""
+        """What happens when in a prefill. Raises as `forward` does.
+
+        Args:
+            token_ids: the prompt.
+
+        Returns:
+            What computed, was read and was in banks at what time; `estream_spec.trace.encode_trace` makes it a file.
+        """
         prompt = self._prompt(token_ids)
         meter = self._meter(prompt)
-        program = self._programs.of_rows(len(prompt)).many
+        program, _ = self._programs.for_rows(len(prompt), self._model)
         self._interpreter.pager.divide(program.bank_count, program.group_size)  # before anyone watches the banks
         with recorded(self._interpreter) as recording, meter.running():
             self._run(Batch.of(prompt), self._interpreter.last_logits)
@@ -334,16 +335,14 @@ class Session:
         on_route: OnRoute | None = None,
     ) -> T:
         """Take a batch through the layers by the program that suits it; see `Interpreter.run`."""
-        rows = len(batch.token_ids)
-        programs = self._programs.of_rows(rows)
-        if programs.load is not None:
-            self._interpreter.load(programs.load)
-        return self._interpreter.run(programs.of_rows(rows, self._model), batch, head, cache, on_route)
+        program, load = self._programs.for_rows(len(batch.token_ids), self._model)
+        if load is not None:
+            self._interpreter.load(load)
+        return self._interpreter.run(program, batch, head, cache, on_route)
 
     def _meter(self, prompt: Ids) -> Meter:
-        return Meter(
-            self._interpreter, len(prompt), POLICY_NAMES[Policy(self._programs.of_rows(len(prompt)).many.policy)]
-        )
+        program, _ = self._programs.for_rows(len(prompt), self._model)
+        return Meter(self._interpreter, len(prompt), POLICY_NAMES[Policy(program.policy)])
 
     def _followed_by(self, x: Floats, targets: Ids) -> npt.NDArray[np.float64]:
         """Log-probability of the token that follows each row, a block of rows at a time: logits are large."""

@@ -31,7 +31,7 @@ class Stats:
         bytes_read: bytes of expert records read.
         reads: reads of expert records.
         peak_arena_bytes: the arena's size; it never grows.
-        policy: when experts of long batches are read: `pre-routing`, `post-routing`, `on-demand` or `resident`.
+        policy: when experts of the prompt are read: `pre-routing`, `post-routing`, `on-demand` or `resident`.
         lanes: reads outstanding at a time, at most.
         reading_mode: whether the page cache is bypassed: `direct`, `direct, unproven: REASON` or `buffered: REASON`.
     """

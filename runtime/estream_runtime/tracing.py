@@ -41,7 +41,11 @@ class Recording:
 
 @contextmanager
 def recorded(interpreter: Interpreter) -> Iterator[Recording]:
-    """Keep what happens inside."""
+    """Keep what happens inside, as far as nobody divides the arena anew. One of these must not be inside another.
+
+    Args:
+        interpreter: what runs inside.
+    """
     found, recorder, pager = Recording(), interpreter.recorder, interpreter.pager
     recorder.events = found.activities
     pager.watch(found.pieces.append, found.stays.append)

@@ -17,7 +17,7 @@ from estream_spec import limits
 from estream_spec.errors import LinkError
 from estream_spec.profile import DeviceProfile
 from estream_spec.recurrence import Policy, simulate
-from estream_spec.routing_load import Floats, even_shares, expected_load
+from estream_spec.routing_load import Floats, even_shares, expected_load, few_tokens
 from estream_spec.workload import RUNTIME_BYTES, GroupedWork, Workload, activation_bytes, grouped_work, head_s
 
 PlanPolicy = Literal["on-demand", "post-routing", "pre-routing", "resident"]
@@ -48,7 +48,7 @@ class Prediction:
         time_s: from the prompt to the first token; a resident plan has read its experts before.
         bubble: share of that in which computing waits for reading.
         io_floor_s: what reading the records of routed experts takes at the best rate of these lanes.
-        compute_floor_s: what computing takes with groups of this size.
+        compute_floor_s: what computing takes with groups of this size and nothing read beside it.
         bytes_read: bytes read for the prompt.
         load_s: what reading everything beforehand takes; 0 but for a resident plan.
     """
@@ -113,8 +113,10 @@ def configure(
         if limit < needed:
             message = f"{profile.name} can address an arena of {max(limit, 0)} bytes beside the other weights"
             raise LinkError(f"{message}, one expert takes {needed}", hint="plan a shorter prompt or store fewer bits")
-        other = memory_bytes - cap
-        message = f"{memory_bytes} bytes of memory for a prompt of {tokens} tokens, expected at least {other + needed}"
+        usable = usable_memory(profile, memory_bytes)
+        most = f", which is all that {profile.name} has," if usable < memory_bytes else ""
+        message = f"{usable} bytes of memory{most} for a prompt of {tokens} tokens"
+        message += f", expected at least {usable - cap + needed}"
         hint = f"weights other than experts take {workload.dense_bytes} of them"
         raise LinkError(message, hint=hint)
     resident = [each for each in within if each.mode == "resident"]
@@ -134,9 +136,17 @@ def addressable_arena(workload: Workload, profile: DeviceProfile, tokens: int) -
 
 def available_arena(workload: Workload, profile: DeviceProfile, memory_bytes: int, tokens: int) -> int:
     """Bytes that are left for the arena under a memory cap, or in the device's memory; may be below 0."""
-    if profile.memory_bytes is not None:
-        memory_bytes = min(memory_bytes, profile.memory_bytes.value)
-    return memory_bytes - workload.dense_bytes - activation_bytes(workload.model, tokens) - RUNTIME_BYTES
+    return (
+        usable_memory(profile, memory_bytes)
+        - workload.dense_bytes
+        - activation_bytes(workload.model, tokens)
+        - RUNTIME_BYTES
+    )
+
+
+def usable_memory(profile: DeviceProfile, memory_bytes: int) -> int:
+    """Bytes of a memory cap that the device has."""
+    return memory_bytes if profile.memory_bytes is None else min(memory_bytes, profile.memory_bytes.value)
 
 
 def choose_lanes(profile: DeviceProfile) -> int:
@@ -169,18 +179,24 @@ def frontier(candidates: Sequence[Prediction]) -> tuple[Prediction, ...]:
 def predictions(
     workload: Workload, profile: DeviceProfile, tokens: int, shares: Sequence[Floats] | None = None
 ) -> Iterator[Prediction]:
-    """Every way to run a prompt that is worth a thought, whatever memory it takes. Arguments as for `configure`."""
+    """Every way to run a prompt that is worth a thought, whatever memory it takes. Arguments as for `configure`.
+
+    A session reads nothing before routing for few tokens, so no plan does.
+    """
     blocks = [workload.model.expert_block(layer) for layer in range(len(workload.model.layers))]
     shares = [even_shares(block) for block in blocks] if shares is None else shares
     loads = [expected_load(share, tokens) for share in shares]
     lanes = choose_lanes(profile)
+    ahead: tuple[Policy, ...] = (
+        ("post-routing",) if few_tokens(workload.model, tokens) else ("post-routing", "pre-routing")
+    )
     for group_size in group_sizes(max(workload.expert_counts)):
         work = grouped_work(workload, profile, tokens, loads, group_size, lanes)
         yield predict(workload, profile, work, "on-demand", group_size, 0, lanes)
         deepest = min(MAX_DEPTH, len(work.whole_bytes) - 1)
         for depth in range(1, deepest + 1):
-            yield predict(workload, profile, work, "post-routing", group_size, depth, lanes)
-            yield predict(workload, profile, work, "pre-routing", group_size, depth, lanes)
+            for policy in ahead:
+                yield predict(workload, profile, work, policy, group_size, depth, lanes)
         if len(work.whole_bytes) <= limits.MAX_EXPERTS:  # else no configuration can say so deep a prefetch
             yield _predict_resident(workload, profile, work, group_size, lanes)
 
@@ -197,7 +213,8 @@ def predict(
     """Predict a plan that reads experts for each prompt."""
     bank_bytes = group_size * max(workload.record_lengths)
     toll = profile.read_toll(bank_bytes, lanes)
-    timeline = simulate(work.layers, policy, depth + 1, after_s=head_s(workload.model, profile), toll=toll)
+    after_s = head_s(workload.model, profile)
+    timeline = simulate(work.layers, policy, depth + 1, after_s=after_s, toll=toll, group_toll_s=profile.group_toll_s)
     return Prediction(
         mode="paged" if policy == "pre-routing" else "on-demand",
         policy=policy,
@@ -208,7 +225,7 @@ def predict(
         time_s=timeline.total_s,
         bubble=timeline.bubble,
         io_floor_s=int(work.routed_bytes.sum()) / profile.best_rate(lanes),
-        compute_floor_s=timeline.compute_busy_s,
+        compute_floor_s=work.compute_s + after_s,
         bytes_read=work.bytes_read(timeline),
     )
 
@@ -218,8 +235,7 @@ def _predict_resident(
 ) -> Prediction:
     """Predict a plan that has read all experts before: a bank for each group, and nothing to wait for."""
     banks = len(work.whole_bytes)
-    computing = sum(layer.before_s + sum(layer.compute_s) for layer in work.layers)
-    seconds = computing + head_s(workload.model, profile)
+    seconds = work.compute_s + head_s(workload.model, profile)
     return Prediction(
         mode="resident",
         policy="resident",

@@ -85,14 +85,14 @@ class Curve(Described, frozen=True, kw_only=True):
 class ReadRate(Curve, frozen=True, kw_only=True):
     """Bytes per second, by the bytes of one request, with `lanes` requests under way and no cache in between."""
 
-    lanes: Annotated[int, Meta(ge=1, le=1024)]
+    lanes: Annotated[int, Meta(ge=1, le=limits.MAX_LANES)]
 
 
 class ExpertTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How long experts take.
 
     Attributes:
-        group_call_s: for a group whatever is in it: to call the graph, and what having it read takes from computing.
+        group_call_s: for a group with tokens, whatever else is in it: to call the graph.
         weight_s: for each weight of an expert that has tokens, however many: to move and expand it.
         flops: multiplications and additions per second, by the rows of gate and up.
         row_tile: tokens are computed in tiles of so many rows.
@@ -140,10 +140,11 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         read_rates: one curve for each number of lanes, increasing.
         read_start_s: from asking for a group to its first byte, and to say that it is there.
         experts: how long experts take.
-        layer_flops: operations per second of all else in a layer, by tokens; what is counted is `planner.layer_s`.
+        layer_flops: operations per second of all else in a layer, by tokens, counted as `workload.layer_operations`.
         head_weight_s: seconds for each weight of the head, which one token passes.
         read_toll_s: seconds that computing loses to each byte read beside it: reading takes time of processors, too.
             None where others read than compute.
+        read_group_toll_s: seconds that it loses to each group, likewise.
         memory_bytes: memory of the device; None where the profile is of storage alone.
         npu: limits of its accelerator; None where it has none.
     """
@@ -156,6 +157,7 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     layer_flops: Curve
     head_weight_s: Duration
     read_toll_s: Duration | None = None
+    read_group_toll_s: Duration | None = None
     memory_bytes: Count | None = None
     npu: NpuLimits | None = None
 
@@ -185,6 +187,11 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Seconds that computing loses to each second in which reads of `length` bytes, above 0, are under way."""
         toll = 0.0 if self.read_toll_s is None else self.read_toll_s.value
         return toll * length / self.read_s(length, lanes)
+
+    @property
+    def group_toll_s(self) -> float:
+        """Seconds that computing loses to each group read beside it."""
+        return 0.0 if self.read_group_toll_s is None else self.read_group_toll_s.value
 
     def _read_rate(self, lanes: int) -> ReadRate:
         [curve] = [each for each in self.read_rates if each.lanes == lanes]

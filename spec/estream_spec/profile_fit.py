@@ -43,11 +43,14 @@ def fit_experts(tokens: Sequence[float], seconds: Sequence[float], weights: int)
     take beyond that gives the rate at which they are computed.
 
     Args:
-        tokens: how many an expert had, increasing, at least one.
+        tokens: how many an expert had, at least one number; in any order, and the same more than once.
         seconds: how long it took.
         weights: weights of the expert.
     """
-    at, took = np.asarray(tokens, np.float64), monotone(seconds)
+    by_tokens: dict[float, list[float]] = {}
+    for count, time_s in sorted(zip(tokens, seconds, strict=True)):
+        by_tokens.setdefault(count, []).append(time_s)
+    at, took = np.array(list(by_tokens), np.float64), monotone([median(each) for each in by_tokens.values()])
     few = at <= max(FEW, at[:2].max())
     slope, start = np.polyfit(at[few], took[few], 1) if few.sum() > 1 else (0.0, 0.0)
     fixed = float(np.clip(start, 0.0, took[0])) if slope > 0 else float(took[0])

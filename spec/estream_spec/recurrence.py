@@ -13,8 +13,8 @@ that and the group before having been computed (`on-demand`).
 A group without tokens is idle. Where its read has not started when the layer is routed, it is skipped; else its read
 finishes and its bank is free again at once. A read that starts once the layer is routed brings routed experts only.
 
-Where reading takes time of the processors that compute, each read makes computing longer by a share of its own time,
-its toll. It is counted with the group that was read, which comes to the same in sum.
+Where reading takes time of the processors that compute, each read makes computing longer, by the same for every group
+and by a share of its own time: its toll. It is counted with the group that was read, which comes to the same in sum.
 
 Source: the recurrence of EStream (arXiv 2609.06551), idle groups, partial reads and the toll added.
 """
@@ -106,6 +106,7 @@ def simulate(
     before_s: float = 0.0,
     after_s: float = 0.0,
     toll: float = 0.0,
+    group_toll_s: float = 0.0,
 ) -> Timeline:
     """Run the recurrence.
 
@@ -117,10 +118,12 @@ def simulate(
         after_s: computing after the last layer, such as the head.
         toll: seconds that computing loses to each second of reading beside it; with one bank nearly all reading is
             waited for, and there is none.
+        group_toll_s: seconds that it loses to each group read beside it, likewise.
     """
     assert banks >= 1
     pre, on_demand = policy == "pre-routing", policy == "on-demand"
-    toll = 0.0 if on_demand or banks == 1 else toll
+    if on_demand or banks == 1:
+        toll = group_toll_s = 0.0
     rows: list[tuple[int, int, float, float, float, float]] = []
     free = [0.0] * banks
     read_end, computed, io_busy, compute_busy = 0.0, before_s, 0.0, before_s + after_s
@@ -141,7 +144,7 @@ def simulate(
             read_end = start + seconds
             io_busy += seconds
             begin = max(computed, read_end)
-            compute += toll * seconds
+            compute += group_toll_s + toll * seconds
             compute_busy += compute
             if idle:
                 # Nothing waits for it, and its bank is free as soon as it is known to hold nothing of use.

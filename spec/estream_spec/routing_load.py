@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from estream_spec.model import ExpertBlock
+from estream_spec.model import ExpertBlock, ModelDescription
 
 Floats = npt.NDArray[np.float64]
+
+FEW_TOKENS: Final = 2
+"""Tokens an expert gets in the mean. With fewer, many get none, and reading before that is known reads in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,6 +33,12 @@ class RoutingLoad:
 
     active: Floats
     tokens: Floats
+
+
+def few_tokens(model: ModelDescription, tokens: int) -> bool:
+    """Whether so many tokens are too few to read experts for before they are routed, in any of the layers."""
+    blocks = (model.expert_block(layer) for layer in range(len(model.layers)))
+    return tokens * min(block.router.top_k / block.experts for block in blocks) < FEW_TOKENS
 
 
 def even_shares(block: ExpertBlock) -> Floats:

@@ -58,6 +58,11 @@ class GroupedWork:
     whole_bytes: npt.NDArray[np.int64]
     routed_bytes: npt.NDArray[np.int64]
 
+    @property
+    def compute_s(self) -> float:
+        """Seconds of computing, head and what it loses to reading left out."""
+        return sum(layer.before_s + sum(layer.compute_s) for layer in self.layers)
+
     def bytes_read(self, timeline: Timeline) -> int:
         """What a run of this work read."""
         whole = self.whole_bytes[timeline.reading == WHOLE].sum()

@@ -4,10 +4,10 @@
     python tests/bench/planner.py olmoe.emoe --lengths 64 512 --groups 2 8 --depths 1 3 --rounds 1
 
 The package is made in `build/bench` unless one is given or it is there already. The device is probed with it first,
-unless `--profile` names a profile of it. Then each prompt is run with
-every group size and depth whose arena fits the memory, experts read before routing. Each run reads all its experts
-anew, past the page cache. A round opens one session for each size and depth and takes all prompts through it; figures
-are medians of the rounds, so that one disturbance spoils one round of many.
+unless `--profile` names a profile of it. Then each prompt is run with every group size and depth whose arena fits the
+memory, experts read before routing. Each run reads all its experts anew, past the page cache. A round opens one session
+for each size and depth and takes all prompts through it; figures are medians of the rounds, so that one disturbance
+spoils one round of many.
 
 What is printed: for each size and depth predicted and measured time and the error; then for each prompt what the
 planner chooses among them, and its regret, how much longer that takes than the fastest that was measured. Exits 1 if
@@ -39,14 +39,12 @@ from estream_runtime import Session
 from estream_runtime.probe import probe
 from estream_spec.planner import Prediction, available_arena, choose, choose_lanes, predict
 from estream_spec.profile import DeviceProfile, encode_profile
-from estream_spec.routing_load import even_shares, expected_load
+from estream_spec.routing_load import even_shares, expected_load, few_tokens
 from estream_spec.workload import Workload, grouped_work
 
 MOST_ERROR, MOST_REGRET = 0.15, 0.05
 START_S = 3.0
 """About what opening a session and its first token take."""
-LEAST_TOKENS = 2.0
-"""Tokens an expert must have in the mean: with fewer, a session reads after routing, and something else is measured."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +141,11 @@ def main() -> int:
     given = parser.parse_args()
     console = Console(width=100)
     with open_package(given.package or made("olmoe-1b-7b", None)) as package:
-        workload, model = package_workload(package), package.manifest.model
-        block = model.expert_block(0)
-        if min(given.lengths) * block.router.top_k < LEAST_TOKENS * block.experts:
-            parser.error(f"prompts of fewer than {LEAST_TOKENS * block.experts / block.router.top_k:.0f} tokens")
+        workload = package_workload(package)
+        if few_tokens(workload.model, min(given.lengths)):
+            parser.error(
+                f"of {min(given.lengths)} tokens a session reads after routing, and something else is measured"
+            )
         if given.profile is None:
             console.print("probing, about a minute")
             with open_progress("measurements") as progress:

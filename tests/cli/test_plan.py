@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.conftest import Built, Pack
+from estream_spec.profile import Count, encode_profile
+from fixtures.estream import device
 
 PHONE = ("--profile", "snapdragon-8-elite-gen-5")
 
@@ -43,6 +46,17 @@ def test_package_that_fits_stays_resident(built: Built, pack: Pack) -> None:
     assert status == 0
     assert out.splitlines()[1].split()[:2] == ["16", "resident"]
     assert out.splitlines()[-1].startswith("all experts are read once, before any prompt, in ")
+
+
+def test_device_with_less_memory_than_asked_for_is_told(tmp_path: Path, pack: Pack) -> None:
+    profile = tmp_path / "small.json"
+    memory = Count(value=1 << 30, basis="measured", source="a test")
+    profile.write_bytes(encode_profile(msgspec.structs.replace(device(), memory_bytes=memory)))
+    status, out, err = pack("plan", "olmoe-1b-7b", "--profile", profile, "--memory", "4G", "--json")
+    assert status == 0
+    assert "notice: fit has 1.00 GiB of memory, which counts and not --memory\n" in err
+    assert (json.loads(out)["asked_bytes"], json.loads(out)["memory_bytes"]) == (4 << 30, 1 << 30)
+    assert "which counts" not in pack("plan", "olmoe-1b-7b", "--profile", profile, "--memory", "1G")[2]
 
 
 def test_picture_is_written(tmp_path: Path, pack: Pack) -> None:

@@ -21,6 +21,7 @@ from estream_spec.manifest import decode_manifest
 from estream_spec.messagepack import encode
 from estream_spec.records import DirectoryEntry, RecordTable, Superblock, decode_signature, encode_directory
 from estream_spec.rules import check_device_configurations, check_manifest, check_tables
+from fixtures.paging import divided_pager
 from fuzz import messagepack
 from fuzz.corpus import PUBLIC_KEY, packages, pieces, samples, signature
 from fuzz.inputs import DIRECTORY_AT, TABLES_HEAD, container_field, signature_field, tables_field
@@ -130,7 +131,7 @@ def page_in(data: bytes) -> None:
         embedding = EmbeddingRows(package)
         with np.errstate(all="ignore"):  # the policy `paged` does not look at values
             embedding.gather(np.array([0, package.manifest.model.vocabulary - 1]))
-        with Pager(package, bank_count=banks, group_size=choice.group_size) as pager:
+        with divided_pager(package, bank_count=banks, group_size=choice.group_size) as pager:
             _page_experts(package, pager)
 
 
@@ -140,9 +141,9 @@ def _page_experts(package: Package, pager: Pager) -> None:
         for group in range(groups):
             pager.fill(layer, group, 0)
             pager.await_(layer, group, 0)
-            bank = pager.use(0)
+            bound = pager.use(0)
             for expert in pager.wanted(layer, group):
-                tensors(layout, pager.record(bank, expert))
+                tensors(layout, pager.record(bound, expert))
             pager.release(0)
 
 

@@ -141,10 +141,10 @@ def _write(package: Path, choices: Sequence[DeviceConfiguration]) -> str:
 def _show_plans(planned: Planned) -> None:
     from rich.console import Console
 
-    from estream_packer.planning import plan_tables
+    from estream_packer.planning import notices, plan_tables
 
-    if planned.estimated:
-        click.echo(f"notice: estimated figures of {planned.profile}: {', '.join(planned.estimated)}", err=True)
+    for notice in notices(planned):
+        click.echo(f"notice: {notice}", err=True)
     console = Console(highlight=False)
     console.print(next(plan_tables(planned)))
     console.print()

@@ -42,7 +42,7 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     """
     from estream_loader.console import print_json
     from estream_loader.small_files import require_writable, write_over
-    from estream_packer.planning import find_profile, plan_prompts, plan_tables, seconds_text
+    from estream_packer.planning import find_profile, notices, plan_prompts, plan_tables, seconds_text
 
     if svg is not None:
         require_writable(svg)
@@ -51,8 +51,8 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
         from estream_packer.frontier_picture import frontier_svg
 
         write_over(svg, frontier_svg(planned).encode())
-    if planned.estimated:
-        click.echo(f"notice: estimated figures of {planned.profile}: {', '.join(planned.estimated)}", err=True)
+    for notice in notices(planned):
+        click.echo(f"notice: {notice}", err=True)
     if as_json:
         print_json(planned)
         return

@@ -60,7 +60,7 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--lanes",
         type=click.IntRange(1, MAX_LANES),
-        help="Reads outstanding at a time.  [default: as the package says]",
+        help="Reads outstanding at a time.  [default: the most that the device's configurations ask for]",
     )
     @click.option(
         "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads for computing.  [default: all processors]"

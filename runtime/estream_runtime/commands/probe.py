@@ -76,7 +76,7 @@ def _summary(found: Probe) -> Iterator[str]:
     yield f"head      {profile.head_weight_s.value * 1e9:.4f} ns a weight"
     yield f"reading   starts in {profile.read_start_s.value * 1e6:.0f} us"
     if profile.read_toll_s is not None:
-        group_s, toll_s = profile.experts.group_call_s.value, profile.read_toll_s.value
+        group_s, toll_s = profile.group_toll_s, profile.read_toll_s.value
         yield f"          takes {group_s * 1e3:.2f} ms a group and {toll_s * 1e9:.3f} s a GB from computing beside it"
     if profile.memory_bytes is not None:
         yield f"memory    {profile.memory_bytes.value / (1 << 30):.2f} GiB: {profile.memory_bytes.source}"

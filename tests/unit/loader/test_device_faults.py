@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from estream_loader import Integrity, open_package
 from estream_loader.dense import EmbeddingRows, load_record
 from estream_loader.integrity import check_padding, notices, verify
-from estream_loader.pager import Pager
 from estream_loader.source import FileSource
 from estream_spec.errors import EmoeError, IntegrityError, LinkError
 from fixtures.packages import MODEL, Draft
+from fixtures.paging import divided_pager
 
 _BLOCK = MODEL.expert_blocks[0]
 SMALL = replace(
@@ -86,7 +86,7 @@ def everything(source: FailingOnce, integrity: Integrity) -> str:
         for place in package.dense.places():
             digest.update(load_record(package, place))
         digest.update(EmbeddingRows(package).gather(np.arange(MODEL.vocabulary)).tobytes())
-        with Pager(package, bank_count=1, group_size=1) as pager:
+        with divided_pager(package, bank_count=1, group_size=1) as pager:
             for expert in range(2):
                 for instruction in (pager.fill, pager.await_):
                     instruction(0, expert, 0)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from estream_loader import Package, open_package
-from estream_loader.pager import Pager
+from estream_loader.pager import Binding, Pager
 from estream_spec.constants import SectionType
 from estream_spec.errors import IntegrityError, LinkError
 from estream_spec.schedule import BankState, ExpertShape, Opcode, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
 from fixtures.packages import MODEL, PAGE_SHIFT, Draft
+from fixtures.paging import divided_pager
 from fixtures.sources import CountingSource, FaultySource, GatedSource, fails_at
 
 RECORD = 1 << PAGE_SHIFT
@@ -65,10 +66,10 @@ def use(pager: Pager, layer: int, experts: Sequence[int]) -> None:
         number = bank_of(pager, layer, group)
         pager.fill(layer, group, number)
         pager.await_(layer, group, number)
-        bank = pager.use(number)
-        assert bank.state is BankState.IN_USE
+        bound = pager.use(number)
+        assert bound.bank.state is BankState.IN_USE
         for expert in pager.wanted(layer, group):
-            assert pager.record(bank, expert) == STORED[layer, expert]
+            assert pager.record(bound, expert) == STORED[layer, expert]
         pager.release(number)
 
 
@@ -90,9 +91,9 @@ def carry_out(pager: Pager, program: Program, routing: Sequence[set[int]]) -> No
             case Opcode.AWAIT:
                 pager.await_(layer, group, number)
             case Opcode.EXPERTS:
-                bank = pager.use(number)
+                bound = pager.use(number)
                 for expert in pager.wanted(layer, group):
-                    assert pager.record(bank, expert) == STORED[layer, expert]
+                    assert pager.record(bound, expert) == STORED[layer, expert]
                     compared.add((layer, expert))
             case Opcode.RELEASE:
                 pager.release(number, keep=resident)
@@ -113,7 +114,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 1), SOME), max_size=12)
 def test_banks_hold_what_the_file_holds(banks: int, group_size: int, lanes: int, steps: list[Step]) -> None:
     with (
         open_package(PACKAGE) as package,
-        Pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
+        divided_pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
     ):
         assert pager.arena.length == banks * group_size * RECORD
         poison(pager)
@@ -135,7 +136,7 @@ def test_programs_find_what_the_file_holds(
     banks = min(depth + 1, sum(SHAPE.group_counts(group_size)))
     with (
         open_package(PACKAGE) as package,
-        Pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
+        divided_pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
     ):
         poison(pager)
         for policy, *routing in runs:
@@ -155,7 +156,7 @@ def test_resident_programs_read_once(group_size: int, lanes: int, runs: list[tup
     load, prefill = (compiled(group_size, banks - 1, Policy.RESIDENT, phase) for phase in (Phase.LOAD, Phase.PREFILL))
     with (
         open_package(PACKAGE) as package,
-        Pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
+        divided_pager(package, bank_count=banks, group_size=group_size, lanes=lanes) as pager,
     ):
         poison(pager)
         assert not pager.full
@@ -177,7 +178,7 @@ def test_an_arena_is_divided_anew(lanes: int, runs: list[tuple[int, int, Policy,
     """Programs of any sizes and policies one after the other in one arena, that of the largest."""
     with (
         open_package(PACKAGE) as package,
-        Pager(package, bank_count=1, group_size=1, lanes=lanes, arena_bytes=15 * EXPERTS * RECORD) as pager,
+        divided_pager(package, bank_count=1, group_size=1, lanes=lanes, arena_bytes=15 * EXPERTS * RECORD) as pager,
     ):
         poison(pager)
         for depth, group_size, policy, *routing in runs:
@@ -192,7 +193,10 @@ def test_an_arena_is_divided_anew(lanes: int, runs: list[tuple[int, int, Policy,
 
 
 def test_the_same_division_forgets_nothing_and_another_one_all() -> None:
-    with open_package(PACKAGE) as package, Pager(package, bank_count=2, group_size=2, arena_bytes=8 * RECORD) as pager:
+    with (
+        open_package(PACKAGE) as package,
+        divided_pager(package, bank_count=2, group_size=2, arena_bytes=8 * RECORD) as pager,
+    ):
         use(pager, 0, [0, 1])
         epochs = [bank.epoch for bank in pager.arena.banks]
         pager.divide(2, 2)
@@ -210,7 +214,7 @@ def test_dividing_waits_for_what_is_on_its_way() -> None:
     gate = GatedSource(PACKAGE)
     with gated(gate) as package:
         offset = package.experts.place(0, 0).offset
-        with Pager(package, bank_count=3, group_size=1, lanes=1) as pager:
+        with divided_pager(package, bank_count=3, group_size=1, lanes=1) as pager:
             for group in range(3):
                 pager.fill(0, group, group)
             assert gate.arrived(1) == {offset}
@@ -224,7 +228,7 @@ def test_dividing_waits_for_what_is_on_its_way() -> None:
 @settings(max_examples=100, deadline=None)
 def test_reads_are_those_of_a_simple_model(banks: int, group_size: int, steps: list[Step]) -> None:
     """A dict from bank to group and experts predicts which records are read, and which are not read again."""
-    with open_package(PACKAGE) as package, Pager(package, bank_count=banks, group_size=group_size) as pager:
+    with open_package(PACKAGE) as package, divided_pager(package, bank_count=banks, group_size=group_size) as pager:
         model: dict[int, tuple[tuple[int, int], set[int]]] = {}
         expected = 0
         for layer, experts in steps:
@@ -241,7 +245,7 @@ def test_reads_are_those_of_a_simple_model(banks: int, group_size: int, steps: l
 
 
 def test_everything_resident_is_read_once() -> None:
-    with open_package(PACKAGE) as package, Pager(package, bank_count=2 * EXPERTS, group_size=1) as pager:
+    with open_package(PACKAGE) as package, divided_pager(package, bank_count=2 * EXPERTS, group_size=1) as pager:
         for _ in range(3):
             for layer in range(2):
                 use(pager, layer, list(range(EXPERTS)))
@@ -250,7 +254,7 @@ def test_everything_resident_is_read_once() -> None:
 
 def test_adjacent_experts_come_in_one_read() -> None:
     source = CountingSource(PACKAGE)
-    with open_package(source) as package, Pager(package, bank_count=1, group_size=EXPERTS, lanes=1) as pager:
+    with open_package(source) as package, divided_pager(package, bank_count=1, group_size=EXPERTS, lanes=1) as pager:
         first = package.experts.place(0, 0).offset
         source.reads.clear()
         use(pager, 0, [0, 1, 2, 4, 6])
@@ -259,7 +263,7 @@ def test_adjacent_experts_come_in_one_read() -> None:
 
 
 def test_before_routing_a_group_is_read_whole_and_afterwards_only_what_is_wanted() -> None:
-    with open_package(PACKAGE) as package, Pager(package, bank_count=2, group_size=4) as pager:
+    with open_package(PACKAGE) as package, divided_pager(package, bank_count=2, group_size=4) as pager:
         pager.fill(0, 0, 0)
         pager.await_(0, 0, 0)
         assert pager.arena.banks[0].loaded == {0, 1, 2, 3}
@@ -286,7 +290,7 @@ class TestSkipping:
         gate = GatedSource(PACKAGE)
         with gated(gate) as package:
             starts = [package.experts.place(0, expert).offset for expert in range(4)]
-            with Pager(package, bank_count=4, group_size=1, lanes=1) as pager:
+            with divided_pager(package, bank_count=4, group_size=1, lanes=1) as pager:
                 for group in range(4):
                     pager.fill(0, group, group)
                 assert gate.arrived(1) == {starts[0]}
@@ -299,7 +303,7 @@ class TestSkipping:
                 states = [bank.state.value for bank in pager.arena.banks]
                 assert states == ["available", "available", "ready", "available"]
                 assert pager.record(pager.use(2), 2) == STORED[0, 2]
-                assert [pager.use(group).state.value for group in (0, 1, 3)] == ["available"] * 3
+                assert [pager.use(group).bank.state.value for group in (0, 1, 3)] == ["available"] * 3
                 for group in range(4):
                     pager.release(group)
                 assert pager.stats.reads == 2
@@ -307,7 +311,7 @@ class TestSkipping:
 
     def test_groups_of_other_layers_are_not(self) -> None:
         gate = GatedSource(PACKAGE)
-        with gated(gate) as package, Pager(package, bank_count=2, group_size=1, lanes=1) as pager:
+        with gated(gate) as package, divided_pager(package, bank_count=2, group_size=1, lanes=1) as pager:
             pager.fill(0, 0, 0)
             pager.fill(1, 5, 1)
             gate.arrived(1)
@@ -318,7 +322,7 @@ class TestSkipping:
             pager.await_(0, 0, 0)
 
     def test_an_idle_group_whose_read_has_begun_may_fail(self) -> None:
-        with open_package(damaged()) as package, Pager(package, bank_count=1, group_size=2) as pager:
+        with open_package(damaged()) as package, divided_pager(package, bank_count=1, group_size=2) as pager:
             pager.fill(1, 1, 0)
             pager.route(1, [4])
             pager.await_(1, 1, 0)
@@ -328,7 +332,7 @@ class TestSkipping:
             assert pager.record(pager.use(0), 4) == STORED[1, 4]
 
     def test_a_group_that_was_awaited_before_routing_left_it_idle(self) -> None:
-        with open_package(PACKAGE) as package, Pager(package, bank_count=1, group_size=2) as pager:
+        with open_package(PACKAGE) as package, divided_pager(package, bank_count=1, group_size=2) as pager:
             pager.fill(0, 0, 0)
             pager.await_(0, 0, 0)
             pager.route(0, [3])
@@ -338,23 +342,23 @@ class TestSkipping:
 
 
 def test_bank_in_use_is_not_taken() -> None:
-    with open_package(PACKAGE) as package, Pager(package, bank_count=1, group_size=1) as pager:
+    with open_package(PACKAGE) as package, divided_pager(package, bank_count=1, group_size=1) as pager:
         pager.fill(0, 0, 0)
         with pytest.raises(AssertionError):
             pager.fill(0, 1, 0)
         pager.await_(0, 0, 0)
         with pytest.raises(AssertionError):
             pager.fill(0, 1, 0)
-        bank = pager.use(0)
+        bound = pager.use(0)
         with pytest.raises(AssertionError):
             pager.fill(0, 1, 0)
-        assert pager.record(bank, 0) == STORED[0, 0]
+        assert pager.record(bound, 0) == STORED[0, 0]
         pager.release(0)
         use(pager, 0, [1])
 
 
 def test_what_was_not_awaited_is_not_given_out() -> None:
-    with open_package(PACKAGE) as package, Pager(package, bank_count=1, group_size=2) as pager:
+    with open_package(PACKAGE) as package, divided_pager(package, bank_count=1, group_size=2) as pager:
         pager.route(0, [0])
         pager.fill(0, 0, 0)
         with pytest.raises(AssertionError):
@@ -364,19 +368,26 @@ def test_what_was_not_awaited_is_not_given_out() -> None:
             pager.record(pager.use(0), 1)
 
 
-def test_epoch_tells_when_a_bank_takes_another_group() -> None:
-    with open_package(PACKAGE) as package, Pager(package, bank_count=1, group_size=1) as pager:
-        epochs = []
-        for layer, expert in [(0, 0), (0, 0), (0, 1), (1, 1), (0, 0)]:
-            use(pager, layer, [expert])
-            epochs.append(pager.arena.banks[0].epoch)
-    assert epochs == [1, 1, 2, 3, 4]
+def test_binding_is_void_once_its_bank_takes_another_group() -> None:
+    def bound(layer: int) -> Binding:
+        pager.fill(layer, 0, 0)
+        pager.await_(layer, 0, 0)
+        return pager.use(0)
+
+    with open_package(PACKAGE) as package, divided_pager(package, bank_count=1, group_size=1) as pager:
+        first = bound(0)
+        pager.release(0)
+        assert pager.record(bound(0), 0) == pager.record(first, 0) == STORED[0, 0]
+        pager.release(0)
+        assert pager.record(bound(1), 0) == STORED[1, 0]
+        with pytest.raises(AssertionError):
+            pager.record(first, 0)
 
 
 def test_closing_with_reads_under_way() -> None:
     gate = GatedSource(PACKAGE)
     with gated(gate) as package:
-        pager = Pager(package, bank_count=2, group_size=1, lanes=1)
+        pager = divided_pager(package, bank_count=2, group_size=1, lanes=1)
         pager.fill(0, 0, 0)
         pager.fill(0, 1, 1)
         gate.arrived(1)
@@ -403,7 +414,10 @@ class TestFaults:
 
     def test_damaged_record_is_not_published(self, sizes: tuple[int, int]) -> None:
         banks, group_size = sizes
-        with open_package(damaged()) as package, Pager(package, bank_count=banks, group_size=group_size) as pager:
+        with (
+            open_package(damaged()) as package,
+            divided_pager(package, bank_count=banks, group_size=group_size) as pager,
+        ):
             use(pager, 0, list(range(EXPERTS)))
             group = 3 // group_size
             for _ in range(2):
@@ -417,7 +431,7 @@ class TestFaults:
             use(pager, 0, list(range(EXPERTS)))
 
     def test_read_before_routing_it_harms_only_who_wants_it(self) -> None:
-        with open_package(damaged()) as package, Pager(package, bank_count=2, group_size=4) as pager:
+        with open_package(damaged()) as package, divided_pager(package, bank_count=2, group_size=4) as pager:
             pager.fill(1, 0, 0)
             pager.route(1, [0, 2])
             pager.await_(1, 0, 0)
@@ -432,7 +446,7 @@ class TestFaults:
     def test_policy_open_does_not_look(self) -> None:
         with (
             open_package(damaged(), integrity="open") as package,
-            Pager(package, bank_count=1, group_size=1) as pager,
+            divided_pager(package, bank_count=1, group_size=1) as pager,
         ):
             pager.fill(1, 3, 0)
             pager.await_(1, 3, 0)
@@ -449,7 +463,7 @@ class TestFaults:
             place = package.experts.place(0, 2)
         with (
             open_package(FaultySource(PACKAGE, fault)) as package,
-            Pager(package, bank_count=banks, group_size=group_size) as pager,
+            divided_pager(package, bank_count=banks, group_size=group_size) as pager,
         ):
             poison(pager)
             with pytest.raises(LinkError, match="Input/output error"):
@@ -467,7 +481,7 @@ class TestFaults:
 
         with (
             open_package(FaultySource(PACKAGE, fault)) as package,
-            Pager(package, bank_count=1, group_size=1) as pager,
+            divided_pager(package, bank_count=1, group_size=1) as pager,
         ):
             with pytest.raises(KeyboardInterrupt):
                 use(pager, 0, [0])
@@ -483,7 +497,7 @@ class TestFaults:
 
         with (
             open_package(FaultySource(PACKAGE, fault)) as package,
-            Pager(package, bank_count=banks, group_size=group_size) as pager,
+            divided_pager(package, bank_count=banks, group_size=group_size) as pager,
         ):
             poison(pager)
             for layer in range(2):
@@ -503,7 +517,7 @@ def test_layers_of_different_sizes() -> None:
         lengths = [each.record_length for each in package.experts.table.ranges]
         assert lengths[0] < lengths[1]
         for group_size in (1, 2, 3, 8):
-            with Pager(package, bank_count=2, group_size=group_size) as pager:
+            with divided_pager(package, bank_count=2, group_size=group_size) as pager:
                 assert pager.arena.length == 2 * group_size * lengths[1]
                 for layer in (0, 1, 0, 1):
                     compare_layer(package, pager, layer, data)
@@ -513,10 +527,10 @@ def compare_layer(package: Package, pager: Pager, layer: int, data: bytes) -> No
     for group in range(package.expert_shape.group_counts(pager.group_size)[layer]):
         pager.fill(layer, group, group % 2)
         pager.await_(layer, group, group % 2)
-        bank = pager.use(group % 2)
+        bound = pager.use(group % 2)
         for expert in pager.wanted(layer, group):
             place = package.experts.place(layer, expert)
-            assert pager.record(bank, expert) == data[place.offset : place.offset + place.length]
+            assert pager.record(bound, expert) == data[place.offset : place.offset + place.length]
         pager.release(group % 2)
 
 

@@ -90,8 +90,8 @@ def test_each_length_runs_as_configured_and_gives_the_same_bits(
         stats = session.prefill(prompt).stats
         assert (stats.policy, stats.peak_arena_bytes) == (own.policy, largest)
         assert stats.lanes == max(each.lanes for each in choices)
-        assert len(session._interpreter.pager.arena.banks) == own.prefetch_depth + 1
-        assert session._interpreter.pager.group_size == own.group_size
+        assert len(session.interpreter.pager.arena.banks) == own.prefetch_depth + 1
+        assert session.interpreter.pager.group_size == own.group_size
         assert np.array_equal(session.forward(prompt), expected[len(prompt)])
 
 
@@ -132,7 +132,7 @@ def test_text_goes_on_as_configured_for_single_tokens(
     with open_package(packed()) as package, Session(package, threads=1) as other:
         tokens = list(other.generate(LONG, 4))
     assert list(session.generate(LONG, 4)) == tokens
-    assert session._interpreter.pager.group_size == choices[0].group_size
+    assert session.interpreter.pager.group_size == choices[0].group_size
 
 
 def test_a_call_that_fails_leaves_an_arena_that_can_be_divided_anew(
@@ -144,7 +144,7 @@ def test_a_call_that_fails_leaves_an_arena_that_can_be_divided_anew(
     for prompt in (SHORT, LONG, MIDDLE):
         with pytest.raises(ZeroDivisionError):
             session.forward(prompt, fail)
-        assert all(bank.state is BankState.AVAILABLE for bank in session._interpreter.pager.arena.banks)
+        assert all(bank.state is BankState.AVAILABLE for bank in session.interpreter.pager.arena.banks)
     assert np.array_equal(session.forward(SHORT), expected[len(SHORT)])
 
 

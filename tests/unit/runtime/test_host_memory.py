@@ -10,7 +10,7 @@ from estream_runtime.host_memory import usable_memory
 from estream_spec.errors import LinkError
 
 GIB = 1 << 30
-FREE = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:   8388608 kB\nHugePages_Total: 0\n"
+MEMORY = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:   1048576 kB\nHugePages_Total: 0\n"
 
 
 class System:
@@ -18,7 +18,7 @@ class System:
 
     def __init__(self, folder: Path):
         self.proc, self.cgroups = folder / "proc", folder / "cgroup"
-        self.write("proc/meminfo", FREE)
+        self.write("proc/meminfo", MEMORY)
         self._folder = folder
 
     def write(self, name: str, text: str) -> None:
@@ -35,8 +35,8 @@ def system(tmp_path: Path) -> System:
     return System(tmp_path)
 
 
-def test_without_groups_it_is_what_is_available(system: System) -> None:
-    assert system.memory() == (8 * GIB, f"MemAvailable of /proc/meminfo, of {16 * GIB} bytes in all")
+def test_without_groups_it_is_all_there_is_however_much_is_free(system: System) -> None:
+    assert system.memory() == (16 * GIB, "MemTotal of /proc/meminfo")
 
 
 @pytest.mark.parametrize("inner", ["max", str(6 * GIB)])
@@ -59,10 +59,16 @@ def test_groups_of_the_first_version_count(system: System) -> None:
 def test_limit_above_what_there_is_does_not_count(system: System) -> None:
     system.write("proc/self/cgroup", "0::/\n")
     system.write("cgroup/memory.max", f"{1 << 62}\n")
-    assert system.memory()[0] == 8 * GIB
+    assert system.memory()[0] == 16 * GIB
 
 
 def test_system_that_does_not_tell_is_refused(system: System) -> None:
-    (system.proc / "meminfo").write_text("MemTotal: 1 kB\n")
+    (system.proc / "meminfo").write_text("MemAvailable: 1 kB\n")
     with pytest.raises(LinkError, match="does not tell how much memory it has"):
+        system.memory()
+
+
+def test_group_that_is_not_told_as_it_should_be_is_refused(system: System) -> None:
+    system.write("proc/self/cgroup", "0::/a\nnonsense\n")
+    with pytest.raises(LinkError, match="control group: 'nonsense', expected NUMBER:CONTROLLERS:PATH"):
         system.memory()

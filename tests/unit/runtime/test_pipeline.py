@@ -129,7 +129,7 @@ def test_groups_without_tokens_whose_read_has_not_begun_are_skipped(packed: Pack
         Session(package, arena_bytes=everything, group_size=1, lanes=1) as session,
     ):
         found = session.forward(PROMPT, lambda layer, ids, weights: watch.let_all())
-        reads = session._interpreter.pager.stats.reads
+        reads = session.interpreter.pager.stats.reads
     assert np.array_equal(found, logits)
     assert idle
     assert (0, 0) not in idle
@@ -182,7 +182,7 @@ def test_a_read_that_fails_beside_others_ends_the_call_and_not_the_session(
         data[place.offset + 5] ^= kind == "damaged"
         with pytest.raises(error, match=message):
             session.forward(PROMPT)
-        assert {bank.state for bank in session._interpreter.pager.arena.banks} == {BankState.AVAILABLE}
+        assert {bank.state for bank in session.interpreter.pager.arena.banks} == {BankState.AVAILABLE}
         assert beside in fault.begun
         data[place.offset + 5] ^= kind == "damaged"
         source.fault = lambda call, offset, length: None
@@ -212,7 +212,7 @@ def test_whatever_ends_a_call_reading_ends_with_it(kind: type[BaseException], pa
         with pytest.raises(kind):
             session.forward(PROMPT, stop)
         begun = len(watch_of(source).begun)
-        assert {bank.state for bank in session._interpreter.pager.arena.banks} == {BankState.AVAILABLE}
+        assert {bank.state for bank in session.interpreter.pager.arena.banks} == {BankState.AVAILABLE}
         assert np.array_equal(session.forward(PROMPT), logits)
         assert len(watch_of(source).begun) > begun
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -14,8 +15,10 @@ from estream_loader.reading import Reader
 from estream_packer.planning import plan_prompts
 from estream_runtime import probe_computing, probe_reading
 from estream_runtime.probe import Probe, probe
+from estream_runtime.probe_computing import Held
 from estream_spec.errors import LinkError
 from estream_spec.profile import Described, decode_profile, encode_profile
+from estream_spec.schedule import ExpertShape
 from fixtures.olmoe import EXPERTS
 from fixtures.packed import UNQUANTISED, PackageFactory
 
@@ -76,7 +79,7 @@ class TestProfile:
     def test_every_figure_is_measured_and_says_how(self, packed: PackageFactory) -> None:
         profile = probed(packed).profile
         found = list(figures(profile))
-        assert len(found) == 4 + 4 + 6
+        assert len(found) == 4 + 4 + 7
         assert {each.basis for each in found} == {"measured"}
         assert all(each.source for each in found)
         assert profile.name == "here"
@@ -122,7 +125,39 @@ def test_only_some_experts_are_held_where_there_is_little_memory(
     monkeypatch.setattr(probe_computing, "BANK_BYTES", 1)
     monkeypatch.setattr(probe_computing, "HELD_BYTES", 1)
     found = probed(packed)
-    assert {layer.active for layer in found.layers} <= {0, 1}
+    assert {layer.active for layer in found.layers} == {0, 1}
+    tokens = [layer.rows for layer in found.layers if layer.active]
+    assert sorted(set(tokens)) != [1 << shift for shift in range(7)]
+    assert found.profile.read_group_toll_s is not None
+    assert found.profile.read_toll_s is not None
+    assert (found.profile.read_group_toll_s.value, found.profile.read_toll_s.value) == (0, 0)
+
+
+def test_nothing_is_made_up_where_no_token_came_to_the_experts_that_are_held(
+    packed: PackageFactory, monkeypatch: pytest.MonkeyPatch, direct_reads: None
+) -> None:
+    monkeypatch.setattr(probe_computing, "_typical", lambda runs: replace(runs[0], active=0, rows=0))
+    with pytest.raises(LinkError, match="no prompt had a token for the experts in the arena"):
+        probed(packed)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "group_size", "banks"), [(4, 1, 1), (11, 1, 2), (16, 2, 2), (64, 8, 2), (1 << 40, 8, 2)]
+)
+def test_experts_that_are_held_take_a_quarter_of_the_memory_at_most(
+    memory_bytes: int, group_size: int, banks: int
+) -> None:
+    """In records of 1 MiB, of which a layer has 12."""
+    shape = ExpertShape(counts=(12,), record_lengths=(1 << 20,))
+    held = Held.of(shape, memory_bytes << 20)
+    assert (held.group_size, held.banks) == (group_size, banks)
+    with pytest.raises(LinkError, match="one expert takes 1048576 bytes, expected at most 1048575, a quarter"):
+        Held.of(shape, (4 << 20) - 1)
+
+
+def test_large_expert_is_measured_where_there_is_memory() -> None:
+    held = Held.of(ExpertShape(counts=(8,), record_lengths=(1 << 30,)), 1 << 34)
+    assert (held.group_size, held.banks) == (1, 1)
 
 
 def test_package_in_memory_is_refused(packed: PackageFactory) -> None:

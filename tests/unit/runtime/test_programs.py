@@ -127,13 +127,26 @@ def test_an_arena_below_one_record(arena_bytes: int, packed: PackageFactory) -> 
 
 def test_few_tokens_are_routed_before_anything_is_read(packed: PackageFactory) -> None:
     with open_package(packed()) as package:
-        found, model = only(choose_programs(package, Sizes())), package.manifest.model
-        assert [found.of_rows(rows, model) is found.many for rows in (1, 7, 8, 9, 512)] == [False] * 2 + [True] * 3
+        programs, model = choose_programs(package, Sizes()), package.manifest.model
+        found = only(programs)
+        chosen = [programs.for_rows(rows, model) for rows in (1, 7, 8, 9, 512)]
     assert EXPERTS == 12
+    assert chosen == [(found.few, None)] * 2 + [(found.many, None)] * 3
     opcodes = [each.opcode for each in found.few.instructions]
     assert opcodes.index(Opcode.ROUTE) < opcodes.index(Opcode.FILL)
     opcodes = [each.opcode for each in found.many.instructions]
     assert opcodes.index(Opcode.FILL) < opcodes.index(Opcode.EMBED)
+
+
+@pytest.mark.parametrize(("tokens", "policy"), [(7, "post-routing"), (8, "pre-routing")])
+def test_policy_that_runs_is_the_one_that_is_told(tokens: int, policy: str, packed: PackageFactory) -> None:
+    prompt = [1] * tokens
+    with open_package(packed()) as package, Session(package, policy="pre-routing") as session:
+        assert session.prefill(prompt).stats.policy == policy
+        assert session.trace(prompt).other_data.policy == policy
+        run = session.generate(prompt, 1)
+        assert len(list(run)) == 1
+        assert run.stats.policy == policy
 
 
 def fail(layer: int, expert_ids: object, weights: object) -> None:

@@ -229,7 +229,7 @@ def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], message
 def test_a_closed_session_holds_no_memory(packed: PackageFactory) -> None:
     with open_package(packed()) as package:
         session = Session(package)
-        arena = weakref.ref(session._interpreter.pager.arena)
+        arena = weakref.ref(session.interpreter.pager.arena)
         session.close()
         gc.collect()
         assert arena() is None

@@ -129,7 +129,7 @@ def test_parts_add_up(packed: PackageFactory) -> None:
 def test_results_do_not_change(packed: PackageFactory) -> None:
     with open_package(packed()) as package, Session(package, arena_bytes=ARENA) as session:
         expected = session.forward(PROMPT)
-        with recorded(session._interpreter) as recording:
+        with recorded(session.interpreter) as recording:
             assert np.array_equal(session.forward(PROMPT), expected)
         kept = len(recording.activities), len(recording.pieces), len(recording.stays)
         assert np.array_equal(session.forward(PROMPT), expected)
@@ -150,7 +150,7 @@ def test_a_read_that_fails_midway_ends_the_trace_and_not_the_session(packed: Pac
         with pytest.raises(LinkError, match="reading failed"):
             session.trace(PROMPT)
         source.fault = lambda call, offset, length: None
-        assert session._interpreter.recorder.events is None
+        assert session.interpreter.recorder.events is None
         assert decode_trace(encode_trace(session.trace(PROMPT)), "trace").tracks()["computing"]
 
 

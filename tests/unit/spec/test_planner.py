@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from estream_spec.planner import (
     group_sizes,
     predictions,
 )
-from estream_spec.profile import Count, DeviceProfile, NpuLimits
+from estream_spec.profile import Count, DeviceProfile, Duration, NpuLimits
 from estream_spec.profiles import shipped_profile
 from estream_spec.recurrence import simulate
 from estream_spec.routing_load import expected_load, shares_of
@@ -131,6 +132,27 @@ def test_device_has_no_more_memory_than_it_has() -> None:
     )
 
 
+def test_what_the_device_lacks_is_not_asked_for_in_vain() -> None:
+    stored = replace(workload("olmoe-1b-7b"), dense_bytes=2 * GIB)
+    small = msgspec.structs.replace(device(), memory_bytes=Count(value=GIB, basis="estimated", source="a test"))
+    least = RUNTIME_BYTES + 2 * GIB + activation_bytes(stored.model, 64) + stored.record_lengths[0]
+    message = f"{GIB} bytes of memory, which is all that fit has, for a prompt of 64 tokens, expected at least {least}"
+    with pytest.raises(LinkError) as caught:
+        configure(stored, small, 8 * GIB, 64)
+    assert caught.value.message == message
+
+
+def test_plan_that_reads_nothing_pays_nothing_for_reading() -> None:
+    toll = Duration(value=1.0, basis="measured", source="a test")
+    slow = msgspec.structs.replace(device(), read_group_toll_s=toll, read_toll_s=toll)
+    key = attrgetter("policy", "group_size", "prefetch_depth")
+    free = {key(each): each for each in predictions(workload("olmoe-1b-7b"), device(), 64)}
+    for each in predictions(workload("olmoe-1b-7b"), slow, 64):
+        same = each.policy in {"resident", "on-demand"} or each.prefetch_depth == 0
+        assert (each.time_s == free[key(each)].time_s) == same
+        assert each.compute_floor_s == free[key(each)].compute_floor_s
+
+
 def test_least_memory_is_named_and_enough() -> None:
     stored = replace(workload("mixtral-8x7b"), dense_bytes=10**8)
     with pytest.raises(LinkError, match="expected at least") as caught:
@@ -206,6 +228,12 @@ def test_every_group_size_and_depth_is_tried() -> None:
     assert len(tried) == len(found) == 4 * (1 + 7 + 7 + 1)
     for each in found:
         assert each.arena_bytes == (each.prefetch_depth + 1) * each.group_size * 99090432
+
+
+@pytest.mark.parametrize(("tokens", "ahead"), [(15, False), (16, True)])
+def test_nothing_is_planned_to_be_read_ahead_of_routing_where_no_session_does(tokens: int, ahead: bool) -> None:
+    policies = {each.policy for each in predictions(workload("olmoe-1b-7b"), device(), tokens)}
+    assert policies == {"on-demand", "post-routing", "resident"} | ({"pre-routing"} if ahead else set())
 
 
 def test_depth_is_not_deeper_than_there_are_groups() -> None:

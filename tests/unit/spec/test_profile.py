@@ -91,6 +91,13 @@ def test_expert_with_few_tokens_may_be_computed_at_a_lower_rate() -> None:
     assert experts.expert_s(10**6, 1024, 0) == pytest.approx(fixed)
 
 
+def test_more_lanes_than_any_reader_has_are_refused() -> None:
+    text = encode_profile(with_rates(rate(64, (1 << 20,), (1e9,))))
+    assert decode_profile(text, "here.json").read_rates[0].lanes == 64
+    with pytest.raises(MalformedError, match=r"`int` <= 64 - at `\$.read_rates\[0\].lanes`"):
+        decode_profile(text.replace(b'"lanes": 64', b'"lanes": 65'), "here.json")
+
+
 def test_toll_of_reading_is_by_byte_and_nothing_where_the_profile_has_none() -> None:
     assert device().read_toll(1 << 20, 2) == 0
     toll = Duration(value=0.5e-9, basis="measured", source="a test")

@@ -54,6 +54,12 @@ def test_two_prompts_are_enough() -> None:
     assert fit.flops == pytest.approx(2e9)
 
 
+def test_times_come_in_any_order_and_several_of_one_number_of_tokens() -> None:
+    ordered = fit_experts((1.0, 2.0, 4.0), (3e-3, 4e-3, 6e-3), 10**6)
+    assert fit_experts((4.0, 1.0, 2.0, 2.0, 2.0), (6e-3, 3e-3, 4e-3, 1e-3, 9e-3), 10**6) == ordered
+    assert len(fit_experts((1.0, 1.0), (3e-3, 4e-3), 10**6).at) == 1
+
+
 def test_tokens_that_take_nothing_are_taken_to_need_a_hundredth() -> None:
     """Of experts so small that calling their graph is all that is seen."""
     times = times_of(fit_experts(TOKENS, [1e-3] * len(TOKENS), WEIGHTS))

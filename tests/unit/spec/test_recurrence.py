@@ -2,7 +2,7 @@
 
 import pytest
 
-from estream_spec.recurrence import ROUTED, SKIPPED, WHOLE, LayerTimes, busy_layer, simulate
+from estream_spec.recurrence import ROUTED, SKIPPED, WHOLE, LayerTimes, Policy, busy_layer, simulate
 from fixtures.estream import run, run_deepseek_v2_lite, run_lfm2
 
 
@@ -29,6 +29,17 @@ def test_reading_takes_its_toll_of_what_is_computed_beside_it() -> None:
     on_demand = simulate(layers, "on-demand", 4, toll=0.5)
     assert on_demand.total_s == simulate(layers, "on-demand", 4).total_s
     assert simulate(layers, "pre-routing", 1, toll=0.5).total_s == simulate(layers, "pre-routing", 1).total_s
+
+
+def test_each_group_read_takes_its_own_toll_too() -> None:
+    layers = [busy_layer(10, [2, 2, 2], [3, 3, 3])] * 2
+    found = simulate(layers, "pre-routing", 2, toll=0.5, group_toll_s=0.25)
+    assert found.total_s == found.compute_busy_s == 2 * (10 + 3 * (3 + 0.5 * 2 + 0.25))
+    skipped = LayerTimes(before_s=10, load_s=[2, 2], routed_load_s=[2, 0], compute_s=[3, 0], idle=[False, True])
+    assert simulate([skipped], "post-routing", 2, group_toll_s=0.25).total_s == 10 + 2 + 3 + 0.25
+    cases: tuple[tuple[Policy, int], ...] = (("on-demand", 4), ("pre-routing", 1))
+    for policy, banks in cases:
+        assert simulate(layers, policy, banks, group_toll_s=0.25).total_s == simulate(layers, policy, banks).total_s
 
 
 def test_group_read_in_vain_takes_its_toll_all_the_same() -> None:
