@@ -116,7 +116,7 @@ class Held:
             message = f"one expert takes {record} bytes, expected at most {share}, a quarter of the memory"
             raise LinkError(message, hint="probe with a package of smaller experts")
         room = max(record, min(HELD_BYTES, share))
-        fitting = max(1, min(count, BANK_BYTES // record, room // record))
+        fitting = max(1, min(count // 2, BANK_BYTES // record, room // record // 2))  # two banks, if there can be
         group_size = 1 << fitting.bit_length() - 1
         bank_bytes = shape.bank_bytes(group_size)
         banks = min(-(-count // group_size), room // bank_bytes)

@@ -89,7 +89,7 @@ def measurements() -> int:
 
 
 def _rate(package: Package, offsets: Sequence[int], lanes: int, size: int) -> tuple[float, int]:
-    """Bytes per second of requests of one size at some offsets, over and over until the time is up, and their number."""
+    """Bytes per second of requests of one size at some offsets, over and over until time is up, and their number."""
     buffers = [_memory(size) for _ in range(2 * lanes)]
     under_way: deque[Read] = deque()
     with Reader(package.source, lanes, piece=size) as reader:

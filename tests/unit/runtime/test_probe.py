@@ -142,7 +142,8 @@ def test_nothing_is_made_up_where_no_token_came_to_the_experts_that_are_held(
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes", "group_size", "banks"), [(4, 1, 1), (11, 1, 2), (16, 2, 2), (64, 8, 2), (1 << 40, 8, 2)]
+    ("memory_bytes", "group_size", "banks"),
+    [(4, 1, 1), (11, 1, 2), (16, 2, 2), (31, 2, 3), (64, 4, 3), (1 << 40, 4, 3)],
 )
 def test_experts_that_are_held_take_a_quarter_of_the_memory_at_most(
     memory_bytes: int, group_size: int, banks: int

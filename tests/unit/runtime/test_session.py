@@ -351,7 +351,7 @@ def test_stats_tell_what_was_read(packed: PackageFactory) -> None:
         assert 0 < stats.bubble < 1
         assert stats.ttft_s == stats.total_s > stats.compute_busy_s > 0
         assert stats.io_busy_s > 0
-        assert (stats.policy, stats.lanes, stats.reading_mode.split(",")[0]) == ("pre-routing", 2, "direct")
+        assert (stats.policy, stats.lanes, stats.reading_mode.split(",")[0]) == ("post-routing", 2, "direct")
         assert stats.decode_tokens_per_s is None
     with open_package(path) as package, Session(package, arena_bytes=1 << 30) as session:
         assert session.prefill(PROMPT).stats.bytes_read == slot * sum(map(len, routes))
