@@ -8,6 +8,7 @@ package's experts are read by as many plain threads with O_DIRECT and nothing el
 wander. The package is made in `build/bench` unless it is there already. Exits 1 if a target is missed.
 
 - `time`: memory; total time and reading rate against what reading and computing take alone.
+- `paging`: the reading rate where nothing computes: experts pass through the arena as fast as they come, each proven.
 - `bubbles`: each policy, reading slowed down until it takes as long as computing.
 - `logits`: whether they are the same for arenas, group sizes, depths, lanes and policies of all kinds.
 """
@@ -40,9 +41,12 @@ from bench.bounded import run_bounded
 from estream_loader import open_package
 from estream_loader.console import size
 from estream_loader.direct import DirectFile
+from estream_loader.pager import Pager
 from estream_loader.source import FileSource
 from estream_runtime import Session
 from estream_spec.manifest import LANES
+from estream_spec.schedule import Opcode
+from estream_spec.schedule_compiler import compile_program
 from estream_spec.shapes import SHAPES
 
 MIB: Final = 1 << 20
@@ -50,6 +54,8 @@ OVERHEAD: Final = 250 * MIB
 """What may be taken beside the arena and the dense weights."""
 PIECE: Final = 4 * MIB
 """Bytes of one plain read."""
+PAGING_GROUP: Final = 4
+"""Experts read together where nothing computes."""
 BALANCED_TOKENS: Final = 128
 VARIANTS: Final[tuple[dict[str, Any], ...]] = (
     {},
@@ -222,6 +228,37 @@ def time_figures(package: Path, given: argparse.Namespace, options: dict[str, An
     yield "reading", "direct", runs[0].stats["reading_mode"], runs[0].stats["reading_mode"] == "direct"
 
 
+def paging_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
+    """How fast a program pages all experts if nothing computes, against plain reads around it."""
+    ratios = []
+    for _ in range(given.rounds):
+        before = plain_rate(package, LANES)
+        found = paging_rate(package, options["arena_bytes"])
+        ratios.append(found / max(before, plain_rate(package, LANES)))
+    ratio = statistics.median(ratios)
+    yield "paging without computing: rate / that of plain reads", ">= 0.9", f"{ratio:.2f}", ratio >= 0.9
+
+
+def paging_rate(package: Path, arena_bytes: int) -> float:
+    """Bytes a second at which experts pass through an arena by the program of a prefill."""
+    with open_package(package) as opened:
+        shape, group_size = opened.expert_shape, PAGING_GROUP
+        depth = arena_bytes // shape.bank_bytes(group_size) - 1
+        program = compile_program(shape, arena_bytes=arena_bytes, group_size=group_size, prefetch_depth=depth)
+        with Pager(opened, arena_bytes=arena_bytes) as pager:
+            pager.divide(program.bank_count, group_size)
+            begun = time.perf_counter()
+            for opcode, *place in program.instructions:
+                if opcode == Opcode.FILL:
+                    pager.fill(*place)
+                elif opcode == Opcode.AWAIT:
+                    pager.await_(*place)
+                elif opcode == Opcode.RELEASE:
+                    pager.use(place[-1])
+                    pager.release(place[-1])
+            return pager.stats.bytes_read / (time.perf_counter() - begun)
+
+
 def bubble_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
     """The bubble of each policy where reading takes as long as computing."""
     task = Task(package=str(package), tokens=BALANCED_TOKENS, options=options)
@@ -249,7 +286,7 @@ def logits_figures(package: Path, given: argparse.Namespace, options: dict[str, 
     yield "different logits", "1", found, len(digests) == 1
 
 
-PARTS: Final = {"time": time_figures, "bubbles": bubble_figures, "logits": logits_figures}
+PARTS: Final = {"time": time_figures, "paging": paging_figures, "bubbles": bubble_figures, "logits": logits_figures}
 
 
 def median(runs: list[Run], figure: Callable[[Run], float]) -> float:
