@@ -5,7 +5,8 @@
 
 Each run is a process of its own in a memory cgroup, and prefills random tokens. Just before and just after it, the
 package's experts are read by as many plain threads with O_DIRECT and nothing else, and the faster of both counts: disks
-wander. The package is made in `build/bench` unless it is there already. Exits 1 if a target is missed.
+wander. The package, of 3.9 GB, is made in `build/bench` unless it is there already. All parts take about ten minutes on
+two cores. Exits 1 if a target is missed.
 
 - `time`: memory; total time and reading rate against what reading and computing take alone.
 - `paging`: the reading rate where nothing computes: experts pass through the arena as fast as they come, each proven.
@@ -15,7 +16,6 @@ wander. The package is made in `build/bench` unless it is there already. Exits 1
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 import resource
@@ -29,20 +29,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import click
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from bench.bounded import run_bounded
 from estream_loader import open_package
-from estream_loader.console import size
+from estream_loader.console import run_command, size
 from estream_loader.direct import DirectFile
 from estream_loader.pager import Pager
 from estream_loader.source import FileSource
+from estream_packer.recipe import DenseEncoding
 from estream_runtime import Session
 from estream_spec.manifest import LANES
 from estream_spec.schedule import Opcode
@@ -177,7 +179,7 @@ def plain_rate(package: Path, lanes: int) -> float:
         buffer = memoryview(mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         for offset in offsets:
             if file.read_into(buffer, offset) != PIECE:
-                raise SystemExit(f"{package} is shorter than it was")
+                raise click.ClickException(f"{package} is shorter than it was")
 
     begun = time.perf_counter()
     with ThreadPoolExecutor(lanes) as threads:
@@ -188,11 +190,24 @@ def plain_rate(package: Path, lanes: int) -> float:
     return length / seconds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the command line says, see its help."""
+
+    shape: str
+    dense: str | None
+    tokens: int
+    arena: int
+    limit: int | None
+    ratio: float
+    rounds: int
+
+
 Figure = tuple[str, str, str, bool]
 """What it is, what it should be, what it is found to be, whether that is so."""
 
 
-def time_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
+def time_figures(package: Path, given: Given, options: dict[str, Any]) -> Iterator[Figure]:
     """Memory, time and rate of whole runs."""
     task = Task(package=str(package), tokens=given.tokens, options=options)
     runs = [task.run_beside_plain_reads(given.limit) for _ in range(given.rounds)]
@@ -228,7 +243,7 @@ def time_figures(package: Path, given: argparse.Namespace, options: dict[str, An
     yield "reading", "direct", runs[0].stats["reading_mode"], runs[0].stats["reading_mode"] == "direct"
 
 
-def paging_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
+def paging_figures(package: Path, given: Given, options: dict[str, Any]) -> Iterator[Figure]:
     """How fast a program pages all experts if nothing computes, against plain reads around it."""
     ratios = []
     for _ in range(given.rounds):
@@ -259,7 +274,7 @@ def paging_rate(package: Path, arena_bytes: int) -> float:
             return pager.stats.bytes_read / (time.perf_counter() - begun)
 
 
-def bubble_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
+def bubble_figures(package: Path, given: Given, options: dict[str, Any]) -> Iterator[Figure]:
     """The bubble of each policy where reading takes as long as computing."""
     task = Task(package=str(package), tokens=BALANCED_TOKENS, options=options)
     alone = task.run()
@@ -278,7 +293,7 @@ def bubble_figures(package: Path, given: argparse.Namespace, options: dict[str, 
     yield "pre-routing / on demand", "<= 0.333", f"{pre / demand:.3f}", pre <= demand / 3
 
 
-def logits_figures(package: Path, given: argparse.Namespace, options: dict[str, Any]) -> Iterator[Figure]:
+def logits_figures(package: Path, given: Given, options: dict[str, Any]) -> Iterator[Figure]:
     """Whether the logits after every token are the same however a prompt is run."""
     task = Task(package=str(package), tokens=given.tokens, options=options, all_logits=True)
     digests = {replace(task, options=options | variant).run().digest for variant in VARIANTS}
@@ -305,33 +320,36 @@ def made(shape: str, dense: str | None) -> Path:
     return path
 
 
-def main() -> int:
+@click.command(help=f"\b\n{__doc__.replace(chr(10) * 2, chr(10) * 2 + chr(8) + chr(10))}")
+@click.option("--child", hidden=True)
+@click.option("--shape", type=click.Choice(tuple(SHAPES)), default="olmoe-1b-7b", show_default=True)
+@click.option("--dense", type=click.Choice(get_args(DenseEncoding)), help="Encoding of all but the experts.")
+@click.option("--package", type=click.Path(path_type=Path), help="Use this package and make none.")
+@click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of the prompt.")
+@click.option("--arena", type=size, metavar="SIZE", default="128M", show_default=True)
+@click.option("--limit", type=size, metavar="SIZE", help="Memory of the cgroup.  [default: not bounded]")
+@click.option("--ratio", default=1.15, show_default=True, help="Target of total / max(reading, computing).")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--part", "parts", type=click.Choice(tuple(PARTS)), multiple=True, help="Repeatable.  [default: all]")
+def command(child: str | None, parts: tuple[str, ...], package: Path | None, **options: Any) -> None:
     """Measure, print the table, judge it."""
-    parser = argparse.ArgumentParser(description="Measure how reading hides behind computing.")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="olmoe-1b-7b")
-    parser.add_argument("--dense", help="encoding of all but the experts")
-    parser.add_argument("--package", type=Path, help="use this package and make none")
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--arena", type=size, default=size("128M"))
-    parser.add_argument("--limit", type=size, help="memory of the cgroup; not bounded if not given")
-    parser.add_argument("--ratio", type=float, default=1.15, help="target of total / max(reading, computing)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--part", choices=tuple(PARTS), nargs="+", default=list(PARTS))
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(asdict(Task(**json.loads(given.child))())))
-        return 0
-    package = given.package or made(given.shape, given.dense)
-    table = Table("figure", "target", "measured", "", title=f"{package.stem}, medians of {given.rounds}")
+    if child is not None:
+        print(json.dumps(asdict(Task(**json.loads(child))())))
+        return
+    given = Given(**options)
+    path = package or made(given.shape, given.dense)
+    with open_package(path, integrity="open") as opened:
+        if opened.expert_shape.bank_bytes(PAGING_GROUP) < PIECE:
+            raise click.ClickException(f"experts of {path} are too small for storage to be measured with them")
+    table = Table("figure", "target", "measured", "", title=f"{path.stem}, medians of {given.rounds}")
     good = True
-    for part in given.part:
-        for what, target, found, holds in PARTS[part](package, given, {"arena_bytes": given.arena}):
+    for part in parts or PARTS:
+        for what, target, found, holds in PARTS[part](path, given, {"arena_bytes": given.arena}):
             table.add_row(what, target, found, "" if holds else "MISSED")
             good = good and holds
     Console(width=150).print(table)
-    return 0 if good else 1
+    click.get_current_context().exit(0 if good else 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(command, "pipeline.py"))

@@ -37,6 +37,7 @@ from estream_loader.progress import open_progress
 from estream_packer.planning import bytes_text, find_profile, package_workload
 from estream_runtime import Session
 from estream_runtime.probe import probe
+from estream_spec.errors import EmoeError
 from estream_spec.planner import Prediction, available_arena, choose, choose_lanes, predict
 from estream_spec.profile import DeviceProfile, encode_profile
 from estream_spec.routing_load import even_shares, expected_load, few_tokens
@@ -186,4 +187,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except EmoeError as error:
+        sys.exit(f"planner.py: error: {error}")
