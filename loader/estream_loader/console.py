@@ -22,6 +22,7 @@ import click
 import msgspec
 
 from estream_spec.errors import EmoeError
+from estream_spec.limits import MAX_FILE_LENGTH
 
 FILE: Final = click.Path(path_type=Path, readable=False)
 """Type of a file or folder on a command line. Whoever opens it says why that fails, in one way and with one status."""
@@ -107,7 +108,10 @@ def size(text: str) -> int:
     match = re.fullmatch(r"(\d{1,15})(?:([KMG])(?:iB)?)?", text, re.ASCII)
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size, expected {SIZE_HELP}")
-    return int(match[1]) * _UNITS[match[2] or ""]
+    found = int(match[1]) * _UNITS[match[2] or ""]
+    if found > MAX_FILE_LENGTH:
+        raise click.BadParameter(f"{text!r} is more than the largest package has, {MAX_FILE_LENGTH} bytes")
+    return found
 
 
 def print_json(value: object) -> None:

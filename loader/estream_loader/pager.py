@@ -111,8 +111,10 @@ class Pager:
             return
         self.settle()
         self._wanted.clear()
+        self.group_size = 0  # until all is done: an interrupt in between must not leave half of it for the whole
+        self._readings = [[] for _ in range(max(bank_count, len(self.arena.banks)))]
         self.arena.divide(bank_count, self._shape.bank_bytes(group_size))
-        self.group_size, self._readings = group_size, [[] for _ in range(bank_count)]
+        self.group_size = group_size
 
     def begin(self, *, resident: bool = False) -> None:
         """A program begins: no layer is routed, and all banks are available, or ready where it is resident."""
@@ -217,6 +219,7 @@ class Pager:
             self._finish(bank)
             if bank.state is not BankState.AVAILABLE:
                 bank.move(BankState.AVAILABLE)
+        self._reader.drain()
 
     def _tell(self, piece: Span) -> None:
         if (on_piece := self._on_piece) is not None:

@@ -137,6 +137,8 @@ class Reader:
         """Guards all that follows, and the reads; notified when there is something to take."""
         self._queue: deque[Read] = deque()
         """Reads with pieces that no lane has taken, in order of submission."""
+        self._unfinished: set[Read] = set()
+        """Reads that are not over."""
         self._closed = False
         self._stats = ReadingStats()
         self._reading = 0
@@ -192,10 +194,23 @@ class Reader:
         with self._change:
             if self._closed:
                 raise self._stopped(read, "the reader is closed")
+            self._unfinished.add(read)
             self._queue.append(read)
             self._stats = replace(self._stats, reads=self._stats.reads + 1)
             self._change.notify(len(read._pieces))
         return read
+
+    def drain(self) -> None:
+        """Cancel what has not begun and wait for the rest, also for reads whose submitter was interrupted.
+
+        Once this returns, no memory that was submitted is written to.
+        """
+        with self._change:
+            unfinished = tuple(self._unfinished)
+        for read in reversed(unfinished):
+            read.cancel()
+        for read in unfinished:
+            read.outcome()
 
     def close(self) -> None:
         """Stop: pieces under way are finished, no other begins, and all threads end. Closing twice is harmless.
@@ -314,6 +329,7 @@ class Reader:
         """The read is over as soon as no lane is at work on it."""
         if read._at_work == 0:
             read._state, read._buffer = state, None
+            self._unfinished.discard(read)
             read._over.set()
 
     def _stopped(self, read: Read, message: str) -> LinkError:

@@ -52,27 +52,57 @@ class Programs:
     load: Program | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrograms:
-    """The programs of one session.
+    """The programs of one session, those of each device configuration made when a batch first needs them.
 
     Attributes:
+        choices: the device configurations, at least one.
         arena_bytes: what the banks of those that need most take.
-        by_configuration: those of each device configuration of the session's device.
+        lanes: the most lanes that a configuration asks for.
+
+    Raises:
+        LinkError: an arena is smaller than one record.
+        FormatError: a program of the package is at fault.
     """
 
-    arena_bytes: int
-    by_configuration: dict[DeviceConfiguration, Programs]
+    def __init__(
+        self, package: Package, asked: Sizes, policy: PolicyName | None, choices: tuple[DeviceConfiguration, ...]
+    ):
+        self.choices, self._package = choices, package
+        shape = package.expert_shape
+        self._wished = {choice: _filled_in(asked, policy, choice) for choice in choices}
+        self._sizes: dict[DeviceConfiguration, DeviceConfiguration | Program] = {
+            choice: package.program(wished, Phase.PREFILL) or _divide(shape, asked, wished, choice)
+            for choice, wished in self._wished.items()
+        }
+        self._made: dict[DeviceConfiguration, Programs] = {}
+        self.arena_bytes = max(map(self._needed, choices))
+        self.lanes = max(each.lanes for each in choices)
 
-    @property
-    def lanes(self) -> int:
-        """The most lanes that a configuration asks for."""
-        return max(each.lanes for each in self.by_configuration)
+    def of(self, choice: DeviceConfiguration) -> Programs:
+        """Those of one of the device configurations.
+
+        Raises:
+            LinkError: there are too many groups.
+        """
+        if choice not in self._made:
+            self._made[choice] = _programs(self._package, self._wished[choice], self._sizes[choice])
+        return self._made[choice]
 
     def for_rows(self, rows: int, model: ModelDescription) -> tuple[Program, Program | None]:
-        """The program for a batch of so many token rows, and the one that has to have run before it, if any."""
-        programs = self.by_configuration[for_tokens(tuple(self.by_configuration), rows)]
+        """The program for a batch of so many token rows, and the one that has to have run before it, if any.
+
+        Raises:
+            LinkError: there are too many groups.
+        """
+        programs = self.of(for_tokens(self.choices, rows))
         return programs.few if few_tokens(model, rows) else programs.many, programs.load
+
+    def _needed(self, choice: DeviceConfiguration) -> int:
+        """Bytes of the banks; those of the package's own program are counted there."""
+        sizes = self._sizes[choice]
+        banks = sizes.bank_count if isinstance(sizes, Program) else sizes.prefetch_depth + 1
+        return banks * self._package.expert_shape.bank_bytes(sizes.group_size)
 
 
 def choose_programs(
@@ -92,22 +122,18 @@ def choose_programs(
         FormatError: a device configuration or a program of the package is at fault.
     """
     choices = package.device(device)
+    longest = for_tokens(choices, MAX_DIMENSION)
     if asked != Sizes() or policy is not None:
-        choices = (for_tokens(choices, MAX_DIMENSION),)
-    programs = {choice: _programs(package, asked, policy, choice) for choice in choices}
+        choices = (longest,)
+    found = DevicePrograms(package, asked, policy, choices)
+    found.of(longest)  # what most prompts will need, so that what is wrong with it is told at once
+    return found
+
+
+def _programs(package: Package, wished: DeviceConfiguration, sizes: DeviceConfiguration | Program) -> Programs:
+    """Those of one configuration: `sizes` is the package's own program for it, or banks to make one for."""
     shape = package.expert_shape
-    needs = [each.many.bank_count * shape.bank_bytes(each.many.group_size) for each in programs.values()]
-    return DevicePrograms(arena_bytes=max(needs), by_configuration=programs)
-
-
-def _programs(
-    package: Package, asked: Sizes, policy: PolicyName | None, configuration: DeviceConfiguration
-) -> Programs:
-    """Those of one configuration, or of what was asked for instead."""
-    shape, wished = package.expert_shape, _filled_in(asked, policy, configuration)
-    many = package.program(wished, Phase.PREFILL)
-    if many is None:
-        many = _compile(shape, _divide(shape, asked, wished, configuration), POLICIES_BY_NAME[wished.policy])
+    many = sizes if isinstance(sizes, Program) else _compile(shape, sizes, POLICIES_BY_NAME[wished.policy])
     few, load = many, None
     if many.policy == Policy.PRE_ROUTING:
         few = _compile(shape, many, Policy.POST_ROUTING)

@@ -68,8 +68,8 @@ def check_count(name: str, value: object) -> None:
 
 
 def is_whole(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether a value of any type is a whole number from `low` to `high`."""
-    return isinstance(value, (int, np.integer)) and bool(low <= value <= high)
+    """Whether a value of any type is a whole number from `low` to `high`; True and False are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(low <= value <= high)
 
 
 def _number(value: object) -> float:

@@ -133,11 +133,13 @@ class Session:
         if policy is not None and name is None:
             raise LinkError(f"unknown policy {policy!r}, expected one of: {', '.join(POLICIES)}")
         laps = Laps()
-        sizes = Sizes(arena_bytes=arena_bytes, group_size=group_size, prefetch_depth=prefetch_depth)
+        sizes = Sizes(
+            arena_bytes=_plain(arena_bytes), group_size=_plain(group_size), prefetch_depth=_plain(prefetch_depth)
+        )
         self._programs = choose_programs(package, sizes, name, device)
         self._package, self._model = package, manifest.model
         self._closed = False
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = _plain(threads) or len(os.sched_getaffinity(0))
         laps.end("programs")
         with ExitStack() as stack:
             graphs = {
@@ -148,7 +150,7 @@ class Session:
             stack.callback(opened.close)
             self._backend = opened
             laps.end("backend")
-            lanes = self._programs.lanes if lanes is None else lanes
+            lanes = _plain(lanes) or self._programs.lanes
             pager = stack.enter_context(Pager(package, arena_bytes=self._programs.arena_bytes, lanes=lanes))
             laps.end("arena")
             scratch = scratch_for(package)
@@ -398,3 +400,8 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise TrapError("the session is closed")
+
+
+def _plain(number: int | None) -> int | None:
+    """Python's own number for one of numpy's."""
+    return None if number is None else int(number)

@@ -227,6 +227,11 @@ def test_wrong_usage_is_told_from_refusal(verb: list[str], run: Run, packed: Pac
             "8iB",
             "'8iB' is not a size, expected bytes, or a number with K, M or G (or KiB, MiB, GiB), such as",
         ),
+        (
+            "--arena",
+            "999999999999999G",
+            "'999999999999999G' is more than the largest package has, 17592186044416 bytes",
+        ),
     ],
 )
 def test_a_value_out_of_range_is_wrong_usage(

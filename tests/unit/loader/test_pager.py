@@ -6,6 +6,7 @@ import errno
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from estream_loader import Package, open_package
+from estream_loader.arena import Arena
 from estream_loader.pager import Binding, Pager
+from estream_loader.reading import Reader
 from estream_spec.constants import SectionType
 from estream_spec.errors import IntegrityError, LinkError
 from estream_spec.schedule import BankState, ExpertShape, Opcode, Phase, Policy, Program
@@ -222,6 +225,53 @@ def test_dividing_waits_for_what_is_on_its_way() -> None:
             pager.divide(1, 3)
             assert [each for each, _ in gate.reads] == [offset]
             use(pager, 1, [1, 2])
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("banks", "others"), [(2, 6), (6, 2)])
+def test_an_interrupted_division_is_done_anew(
+    late: bool, banks: int, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divide = Arena.divide
+
+    def interrupted(arena: Arena, bank_count: int, bank_bytes: int) -> None:
+        if late:
+            divide(arena, bank_count, bank_bytes)
+        raise KeyboardInterrupt
+
+    with (
+        open_package(PACKAGE) as package,
+        divided_pager(package, bank_count=banks, group_size=1, arena_bytes=6 * RECORD) as pager,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(Arena, "divide", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pager.divide(others, 1)
+        pager.divide(others, 1)
+        for expert in range(EXPERTS):
+            use(pager, 1, [expert])
+
+
+def test_a_read_whose_submitter_was_interrupted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, gate = Reader.submit, GatedSource(PACKAGE)
+
+    def interrupted(*arguments: Any) -> None:
+        submit(*arguments)
+        raise KeyboardInterrupt
+
+    with gated(gate) as package, divided_pager(package, bank_count=1, group_size=1, lanes=1) as pager:
+        with monkeypatch.context() as patched:
+            patched.setattr(Reader, "submit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pager.fill(0, 0, 0)
+        gate.arrived(1)
+        settling = threading.Thread(target=pager.settle)
+        settling.start()
+        settling.join(0.05)
+        assert settling.is_alive()  # the lane may still write into the bank
+        gate.let_all()
+        settling.join()
+        use(pager, 1, [3])
 
 
 @given(banks=BANKS, group_size=GROUP_SIZES, steps=STEPS)

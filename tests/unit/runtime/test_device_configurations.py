@@ -119,9 +119,8 @@ def test_a_program_of_the_package_runs_for_each_length(
     session: Session, choices: tuple[DeviceConfiguration, ...]
 ) -> None:
     own = list(session.package.schedules.values())
-    found = {each.prompt_tokens: programs for each, programs in session._programs.by_configuration.items()}
-    assert list(found) == [each.prompt_tokens for each in choices]
-    for programs in found.values():
+    assert session._programs.choices == choices
+    for programs in map(session._programs.of, choices):
         assert any(programs.many is each for each in own)
         assert programs.load is None or any(programs.load is each for each in own)
 

@@ -58,8 +58,8 @@ def configured(path: Path, folder: Path, choice: DeviceConfiguration, *programs:
 
 def only(programs: DevicePrograms) -> Programs:
     """Those of a session with one configuration."""
-    [found] = programs.by_configuration.values()
-    return found
+    [choice] = programs.choices
+    return programs.of(choice)
 
 
 def test_the_packages_own_program_runs_for_its_sizes(packed: PackageFactory, tmp_path: Path) -> None:

@@ -47,6 +47,17 @@ def test_tracks_are_sound_and_every_lane_and_bank_has_one(packed: PackageFactory
     assert (run.group_size, run.banks, run.lanes, run.policy) == (2, 2, 3, "pre-routing")
 
 
+def test_numbers_of_numpy_are_as_good_as_any(packed: PackageFactory) -> None:
+    with (
+        open_package(packed()) as package,
+        Session(package, arena_bytes=np.int64(ARENA), group_size=np.int32(2), lanes=np.int64(3)) as session,  # type: ignore[arg-type]
+    ):
+        trace = session.trace(PROMPT)
+    assert decode_trace(encode_trace(trace), "trace") == trace
+    with open_package(packed()) as package, pytest.raises(LinkError, match="lanes is True"):
+        Session(package, lanes=True)
+
+
 def test_every_expert_with_tokens_goes_through_every_activity(packed: PackageFactory) -> None:
     routes: list[set[int]] = []
     with open_package(packed()) as package, Session(package, arena_bytes=ARENA) as session:
