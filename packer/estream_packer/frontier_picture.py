@@ -8,8 +8,9 @@ from math import ceil, floor, log2, log10
 from typing import Final
 
 from estream_packer.markup import Markup, element
-from estream_packer.planning import Planned, bytes_text, seconds_text
+from estream_packer.planning import Planned, seconds_text
 from estream_spec.planner import PromptPlan
+from estream_spec.sizes import bytes_text
 
 WIDTH: Final = 890
 LEFT: Final = 72

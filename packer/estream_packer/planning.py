@@ -20,6 +20,7 @@ from estream_spec.profile import MAX_PROFILE_LENGTH, Described, DeviceProfile, d
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from estream_spec.records import RecordRange
 from estream_spec.shapes import SHAPES
+from estream_spec.sizes import bytes_text
 from estream_spec.workload import Workload
 
 if TYPE_CHECKING:
@@ -161,11 +162,6 @@ def plan_tables(planned: Planned) -> Iterator[Table]:
 def seconds_text(seconds: float) -> str:
     """A time as people read it."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes as people read it, in units of 1024 as the options take them."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
 
 
 def _table(headings: Sequence[str]) -> Table:

@@ -12,7 +12,6 @@ from estream_loader import open_package
 from estream_packer.frontier_picture import frontier_svg
 from estream_packer.planning import (
     Planned,
-    bytes_text,
     find_profile,
     find_workload,
     package_workload,
@@ -22,6 +21,7 @@ from estream_packer.planning import (
 from estream_spec.errors import LinkError, MalformedError, PackError
 from estream_spec.profile import encode_profile
 from estream_spec.profiles import shipped_profile
+from estream_spec.sizes import bytes_text
 from fixtures.estream import device
 from fixtures.packed import PackageFactory
 
@@ -99,7 +99,8 @@ def test_seconds(seconds: float, text: str) -> None:
 
 
 def test_bytes() -> None:
-    assert [bytes_text(count) for count in (1 << 19, 5 << 20, 3 << 29)] == ["0.5 MiB", "5.0 MiB", "1.50 GiB"]
+    texts = ["1023 bytes", "48.0 KiB", "5.0 MiB", "1.50 GiB"]
+    assert [bytes_text(count) for count in (1023, 48 << 10, 5 << 20, 3 << 29)] == texts
 
 
 def test_picture_draws_each_frontier_and_choice() -> None:
