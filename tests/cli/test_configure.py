@@ -377,7 +377,7 @@ def test_lengths_go_up_to_the_context_unless_some_are_given(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--memory", "1M"], "1048576 bytes of memory for a prompt of 512 tokens, expected at least "),
+        (["--memory", "1M"], "1.0 MiB of memory for a prompt of 512 tokens, expected at least "),
         (["--memory", "1G", "--prompt", "8,9999"], "a prompt of 9999 tokens, expected at most the model's "),
         (["--memory", "1G", "--profile", "toaster"], "profile cannot be read: no such file or directory"),
     ],

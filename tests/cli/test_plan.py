@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -78,9 +79,13 @@ def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path, pack: 
     picture = tmp_path / "frontier.svg"
     status, out, err = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "64M", "--svg", picture)
     assert (status, out) == (1, "")
-    assert "67108864 bytes of memory for a prompt of 512 tokens, expected at least " in err
-    assert "hint: weights other than experts take " in err
+    assert "error: 64.0 MiB of memory for a prompt of 512 tokens, expected at least " in err
+    assert "hint: the program 192.0 MiB, weights other than experts " in err
     assert not picture.exists()
+    [least] = re.findall(r"expected at least (\d+) MiB", err)
+    for memory, enough in ((int(least), True), (int(least) - 1, False)):
+        status = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", f"{memory}M")[0]
+        assert status == (0 if enough else 1)
 
 
 def test_unknown_names_are_refused_with_the_known_ones(pack: Pack) -> None:

@@ -8,6 +8,8 @@ import click
 
 from estream_loader.console import size
 
+MEMORY_HELP = "Most memory for everything, such as 1G: the program, weights, what a prompt needs, and the arena."
+
 
 def prompt_lengths(text: str) -> tuple[int, ...]:
     """Tokens of one or several prompts: `512`, or `64,512,4096`."""
@@ -20,7 +22,7 @@ def prompt_lengths(text: str) -> tuple[int, ...]:
 @click.command(short_help="Choose arena, group size and depth for a device.")
 @click.argument("model", metavar="PACKAGE_OR_SHAPE")
 @click.option("--profile", required=True, help="The device: a profile's name, or a file of `estream-run probe`.")
-@click.option("--memory", type=size, metavar="SIZE", required=True, help="Most memory for everything, such as 1G.")
+@click.option("--memory", type=size, metavar="SIZE", required=True, help=MEMORY_HELP)
 @click.option(
     "--prompt",
     "prompts",
