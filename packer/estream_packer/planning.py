@@ -153,10 +153,16 @@ def plan_tables(planned: Planned) -> Iterator[Table]:
     for plan in planned.plans:
         table = _table(("mode", "arena", "group", "depth", "time", "bubble", ""))
         table.title = f"arena against time, a prompt of {plan.tokens:,}"
-        for each in plan.frontier:
+        for each in _ways(plan):
             remark = "chosen" if each == plan.choice else "above the cap" if each.arena_bytes > plan.arena_cap else ""
             table.add_row(each.mode, *_sizes(each), *_costs(each), remark)
         yield table
+
+
+def _ways(plan: PromptPlan) -> list[Prediction]:
+    """The frontier with what was chosen, which another plan of its arena may be as fast as, by arena."""
+    added = () if plan.choice in plan.frontier else (plan.choice,)
+    return sorted((*plan.frontier, *added), key=lambda each: each.arena_bytes)
 
 
 def seconds_text(seconds: float) -> str:

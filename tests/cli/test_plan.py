@@ -46,6 +46,9 @@ def test_package_that_fits_stays_resident(built: Built, pack: Pack) -> None:
     status, out, _ = pack("plan", built(), "--profile", "ufs-4.0", "--memory", "1G", "--prompt", "16")
     assert status == 0
     assert out.splitlines()[1].split()[:2] == ["16", "resident"]
+    [chosen] = [line for line in out.splitlines() if line.endswith(" chosen")]
+    assert chosen.startswith("resident ")
+    assert "\nchosen: the smallest arena within 2 % of the best time, but a model that fits " in out
     assert out.splitlines()[-1].startswith("all experts are read once, before any prompt, in ")
 
 

@@ -9,6 +9,8 @@ import click
 from estream_loader.console import size
 
 MEMORY_HELP = "Most memory for everything, such as 1G: the program, weights, what a prompt needs, and the arena."
+RULE = "the smallest arena within 2 % of the best time, but a model that fits the memory stays resident"
+"""What is chosen, see `estream_spec.planner`."""
 
 
 def prompt_lengths(text: str) -> tuple[int, ...]:
@@ -38,7 +40,8 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     """Choose how to run PACKAGE_OR_SHAPE, a package or the name of a published model's shape, on a device.
 
     For each prompt length: the arena, the group size, how many groups are read ahead, how many reads are outstanding,
-    and when reads start; what that will cost; and what more or less memory would do.
+    and when reads start; what that will cost; and what more or less memory would do. Chosen is the smallest arena
+    within 2 % of the best time, but a model that fits the memory stays resident.
 
     `configure` puts a choice into a package.
     """
@@ -64,6 +67,7 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     for table in plan_tables(planned):
         console.print(table)
         console.print()
+    click.echo(f"chosen: {RULE}")
     for plan in planned.plans:
         if plan.choice.mode == "resident":
             click.echo(f"all experts are read once, before any prompt, in {seconds_text(plan.choice.load_s)}")
