@@ -143,19 +143,19 @@ def notices(planned: Planned) -> Iterator[str]:
 
 def plan_tables(planned: Planned) -> Iterator[Table]:
     """The choices, one row per prompt length; then the frontier of each. They fit a terminal of 80 columns."""
-    headings = ("prompt", "mode", "arena", "group", "depth", "lanes", "time", "bubble", "I/O floor")
+    headings = ("prompt", "policy", "arena", "group", "depth", "lanes", "time", "bubble", "I/O floor")
     choices = _table(headings)
     for plan in planned.plans:
         choice = plan.choice
         cells = (*_sizes(choice), str(choice.lanes), *_costs(choice), seconds_text(choice.io_floor_s))
-        choices.add_row(f"{plan.tokens:,}", choice.mode, *cells)
+        choices.add_row(f"{plan.tokens:,}", choice.policy, *cells)
     yield choices
     for plan in planned.plans:
-        table = _table(("mode", "arena", "group", "depth", "time", "bubble", ""))
+        table = _table(("policy", "arena", "group", "depth", "time", "bubble", ""))
         table.title = f"arena against time, a prompt of {plan.tokens:,}"
         for each in _ways(plan):
             remark = "chosen" if each == plan.choice else "above the cap" if each.arena_bytes > plan.arena_cap else ""
-            table.add_row(each.mode, *_sizes(each), *_costs(each), remark)
+            table.add_row(each.policy, *_sizes(each), *_costs(each), remark)
         yield table
 
 
@@ -174,15 +174,14 @@ def _table(headings: Sequence[str]) -> Table:
     """A plain table; all but words is set to the right."""
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title_justify="left")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in {"mode", ""} else "right")
+        table.add_column(heading, justify="left" if heading in {"policy", ""} else "right")
     return table
 
 
 def _sizes(each: Prediction) -> tuple[str, str, str]:
-    depth = "all" if each.mode == "resident" else str(each.prefetch_depth)
-    return bytes_text(each.arena_bytes), str(each.group_size), depth
+    return bytes_text(each.arena_bytes), str(each.group_size), str(each.prefetch_depth)
 
 
 def _costs(each: Prediction) -> tuple[str, str]:

@@ -309,7 +309,7 @@ def test_what_the_planner_chooses_is_written(sample: Path, pack: Pack) -> None:
     status, out, err = pack("configure", sample, *planned)
     assert status == 0
     assert err.startswith("notice: estimated figures of nvme: ")
-    assert out.splitlines()[0].split()[:4] == ["prompt", "mode", "arena", "group"]
+    assert out.splitlines()[0].split()[:4] == ["prompt", "policy", "arena", "group"]
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["256", "1", "16"]
     heading, *written = out[out.index("added") :].splitlines()
     assert heading == "added 'nvme', the default now:"

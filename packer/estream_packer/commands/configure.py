@@ -38,7 +38,11 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 @click.option("--group-size", type=click.IntRange(1, MAX_EXPERTS), help="Experts that are read together.")
 @click.option("--prefetch-depth", type=click.IntRange(0, MAX_EXPERTS), help="Groups that are read ahead.")
 @click.option("--lanes", type=click.IntRange(1, MAX_LANES), help=f"Reads outstanding at a time.  [default: {LANES}]")
-@click.option("--policy", type=click.Choice(POLICIES), help=f"When groups are read.  [default: {POLICY}]")
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    help=f"When groups are read; resident needs an arena with a bank for each group.  [default: {POLICY}]",
+)
 @click.option("--remove", is_flag=True, help="Take all configurations of that name away.")
 def command(
     package: Path,
