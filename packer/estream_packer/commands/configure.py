@@ -143,15 +143,14 @@ def _write(package: Path, choices: Sequence[DeviceConfiguration]) -> str:
 
 
 def _show_plans(planned: Planned) -> None:
-    from rich.console import Console
-
+    from estream_loader.console import console
     from estream_packer.planning import notices, plan_tables
 
     for notice in notices(planned):
         click.echo(f"notice: {notice}", err=True)
-    console = Console(highlight=False)
-    console.print(next(plan_tables(planned)))
-    console.print()
+    shown = console()
+    shown.print(next(plan_tables(planned)))
+    shown.print()
 
 
 def _show(heading: str, choices: Sequence[DeviceConfiguration]) -> None:

@@ -45,7 +45,7 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
 
     `configure` puts a choice into a package.
     """
-    from estream_loader.console import print_json
+    from estream_loader.console import console, print_json
     from estream_loader.small_files import require_writable, write_over
     from estream_packer.planning import find_profile, notices, plan_prompts, plan_tables, seconds_text
 
@@ -61,12 +61,10 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     if as_json:
         print_json(planned)
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    shown = console()
     for table in plan_tables(planned):
-        console.print(table)
-        console.print()
+        shown.print(table)
+        shown.print()
     click.echo(f"chosen: {RULE}")
     for plan in planned.plans:
         if plan.choice.mode == "resident":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from estream_loader.console import FILE, print_json, refusals_told
+from estream_loader.console import FILE, console, print_json, refusals_told
 from estream_loader.policy_options import policy_of, policy_options
 
 if TYPE_CHECKING:
@@ -161,7 +161,6 @@ def _compare(package: Package, checkpoint: Path, text: str, tokens: int) -> Comp
 
 def _show(quality: Comparison) -> None:
     """Print the comparison for people."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(f"against the checkpoint, {quality.tokens:,} tokens", box=None)
@@ -172,4 +171,4 @@ def _show(quality: Comparison) -> None:
     table.add_row("perplexity of the checkpoint", f"{quality.reference_perplexity:.4f}")
     table.add_row("perplexity of the package", f"{quality.perplexity:.4f}")
     table.add_row("ratio", f"{quality.perplexity_ratio:.5f}")
-    Console(highlight=False).print(table)
+    console().print(table)
