@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +25,22 @@ from estream_spec.workload import Workload
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+FIGURES: Final = {
+    "read_rates": "reading",
+    "read_start_s": "reading",
+    "experts.group_call_s": "computing of experts",
+    "experts.weight_s": "computing of experts",
+    "experts.flops": "computing of experts",
+    "experts.row_tile": "computing of experts",
+    "experts.flops_share": "computing of experts",
+    "layer_flops": "computing of all else in a layer",
+    "head_weight_s": "computing of the head",
+    "read_toll_s": "what reading takes from computing",
+    "read_group_toll_s": "what reading takes from computing",
+    "memory_bytes": "memory",
+}
+"""Fields of a profile that hold figures, and what people call them."""
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -136,7 +152,8 @@ def plan_prompts(
 def notices(planned: Planned) -> Iterator[str]:
     """What to know before trusting plans."""
     if planned.estimated:
-        yield f"estimated figures of {planned.profile}: {', '.join(planned.estimated)}"
+        words = dict.fromkeys(FIGURES[name] for name in planned.estimated)
+        yield f"estimated figures of {planned.profile}: {', '.join(words)}"
     if planned.memory_bytes < planned.asked_bytes:
         yield f"{planned.profile} has {bytes_text(planned.memory_bytes)} of memory, which counts and not --memory"
 

@@ -26,7 +26,7 @@ def test_plan_of_a_shape_shows_a_row_for_each_prompt_and_the_frontier(pack: Pack
     assert "arena against time, a prompt of 512" in out
     assert sum(row[-1:] == ["chosen"] for row in rows) == 2
     assert "above the cap" in out
-    assert err.startswith("notice: estimated figures of ufs-4.1: read_rates, ")
+    assert err.startswith("notice: estimated figures of ufs-4.1: reading, computing of ")
 
 
 def test_json_has_choice_and_frontier(pack: Pack) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast, get_args
 import click
 
 from estream_loader.console import FILE, SIZE_HELP, size
-from estream_packer.commands.plan import MEMORY_HELP, prompt_lengths
+from estream_packer.commands.plan import MEMORY_HELP, PROFILE_HELP, prompt_lengths
 from estream_spec.limits import MAX_EXPERTS, MAX_LANES
 from estream_spec.manifest import LANES, POLICY, PolicyName
 
@@ -25,7 +25,7 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 @click.command(short_help="Say how to run a package on a device.")
 @click.argument("package", type=FILE)
 @click.option("--name", help="What the device is called.  [default: the profile's name]")
-@click.option("--profile", help="The device to plan for: a profile's name or file.")
+@click.option("--profile", help=PROFILE_HELP)
 @click.option("--memory", type=size, metavar="SIZE", help=MEMORY_HELP)
 @click.option(
     "--prompt",

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from estream_loader.console import size
+from estream_spec.profiles import shipped_profiles
 
+PROFILE_HELP = f"The device: a file of `estream-run probe`, or one of {', '.join(shipped_profiles())}."
 MEMORY_HELP = "Most memory for everything, such as 1G: the program, weights, what a prompt needs, and the arena."
 RULE = "the smallest arena within 2 % of the best time, but a model that fits the memory stays resident"
 """What is chosen, see `estream_spec.planner`."""
@@ -23,7 +25,7 @@ def prompt_lengths(text: str) -> tuple[int, ...]:
 
 @click.command(short_help="Choose arena, group size and depth for a device.")
 @click.argument("model", metavar="PACKAGE_OR_SHAPE")
-@click.option("--profile", required=True, help="The device: a profile's name, or a file of `estream-run probe`.")
+@click.option("--profile", required=True, help=PROFILE_HELP)
 @click.option("--memory", type=size, metavar="SIZE", required=True, help=MEMORY_HELP)
 @click.option(
     "--prompt",

@@ -11,15 +11,17 @@ import pytest
 from estream_loader import open_package
 from estream_packer.frontier_picture import frontier_svg
 from estream_packer.planning import (
+    FIGURES,
     Planned,
     find_profile,
     find_workload,
+    notices,
     package_workload,
     plan_prompts,
     seconds_text,
 )
 from estream_spec.errors import LinkError, MalformedError, PackError
-from estream_spec.profile import encode_profile
+from estream_spec.profile import DeviceProfile, ExpertTimes, encode_profile
 from estream_spec.profiles import shipped_profile
 from estream_spec.sizes import bytes_text
 from fixtures.estream import device
@@ -89,6 +91,17 @@ def test_figures_that_are_only_estimated_are_named() -> None:
     neutral = plan_prompts("olmoe-1b-7b", shipped_profile("ufs-4.0"), GIB, [64]).estimated
     assert "experts.flops" in neutral
     assert "read_rates" not in neutral
+
+
+def test_figures_are_told_in_words() -> None:
+    fields = [
+        *(name for name in DeviceProfile.__struct_fields__ if name not in {"name", "about", "experts", "npu"}),
+        *(f"experts.{name}" for name in ExpertTimes.__struct_fields__),
+    ]
+    assert sorted(FIGURES) == sorted(fields)
+    plans = plan_prompts("olmoe-1b-7b", device(), 3 * GIB, [64])
+    words = "reading, computing of all else in a layer, computing of the head, computing of experts"
+    assert list(notices(plans)) == [f"estimated figures of fit: {words}"]
 
 
 @pytest.mark.parametrize(
