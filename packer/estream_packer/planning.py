@@ -42,6 +42,9 @@ FIGURES: Final = {
 }
 """Fields of a profile that hold figures, and what people call them."""
 
+UNLIKE: Final = 2
+"""Times the rows of an expert from which on another one is computed at a rate of its own."""
+
 
 class Planned(Struct, frozen=True, kw_only=True):
     """Plans for several prompt lengths.
@@ -54,6 +57,8 @@ class Planned(Struct, frozen=True, kw_only=True):
         memory_bytes: the one that counts: what the device has of it.
         dense_bytes: weights other than experts that stay in memory.
         expert_bytes: bytes of all experts.
+        rows: rows of gate and up that the model's experts have, each number once.
+        measured_rows: those of the experts that computing was measured with; none where it was not measured.
         plans: one for each length, in the order given.
     """
 
@@ -64,6 +69,8 @@ class Planned(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     dense_bytes: int
     expert_bytes: int
+    rows: tuple[int, ...]
+    measured_rows: tuple[float, ...]
     plans: tuple[PromptPlan, ...]
 
 
@@ -137,6 +144,8 @@ def plan_prompts(
     if one_arena:
         arena_cap = configure(workload, profile, memory_bytes, max(prompts)).arena_cap
         caps = {tokens: arena_cap - available_arena(workload, profile, 0, tokens) for tokens in prompts}
+    flops = profile.experts.flops
+    rows = (workload.model.expert_block(layer).intermediate for layer in range(len(workload.model.layers)))
     return Planned(
         model=model,
         profile=profile.name,
@@ -145,6 +154,8 @@ def plan_prompts(
         memory_bytes=usable_memory(profile, memory_bytes),
         dense_bytes=workload.dense_bytes,
         expert_bytes=workload.expert_bytes,
+        rows=tuple(dict.fromkeys(rows)),
+        measured_rows=flops.at if flops.basis == "measured" else (),
         plans=tuple(configure(workload, profile, cap, tokens) for tokens, cap in caps.items()),
     )
 
@@ -154,6 +165,12 @@ def notices(planned: Planned) -> Iterator[str]:
     if planned.estimated:
         words = dict.fromkeys(FIGURES[name] for name in planned.estimated)
         yield f"estimated figures of {planned.profile}: {', '.join(words)}"
+    if planned.measured_rows and not _alike(planned.rows, planned.measured_rows):
+        measured, rows = (
+            " and ".join(f"{each:g}" for each in found) for found in (planned.measured_rows, planned.rows)
+        )
+        told = f"{planned.profile} has computing measured with experts of {measured} rows, this model's have {rows}"
+        yield f"{told}: probe with a package of its shape, which `synth` writes"
     if planned.memory_bytes < planned.asked_bytes:
         yield f"{planned.profile} has {bytes_text(planned.memory_bytes)} of memory, which counts and not --memory"
 
@@ -174,6 +191,11 @@ def plan_tables(planned: Planned) -> Iterator[Table]:
             remark = "chosen" if each == plan.choice else "above the cap" if each.arena_bytes > plan.arena_cap else ""
             table.add_row(each.policy, *_sizes(each), *_costs(each), remark)
         yield table
+
+
+def _alike(rows: Sequence[int], measured: Sequence[float]) -> bool:
+    """Whether what was measured says something of a model: rates hold for experts of about that size."""
+    return min(measured) <= UNLIKE * min(rows) and max(rows) <= UNLIKE * max(measured)
 
 
 def _ways(plan: PromptPlan) -> list[Prediction]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from estream_loader import open_package
 from estream_packer.frontier_picture import frontier_svg
@@ -21,7 +22,7 @@ from estream_packer.planning import (
     seconds_text,
 )
 from estream_spec.errors import LinkError, MalformedError, PackError
-from estream_spec.profile import DeviceProfile, ExpertTimes, encode_profile
+from estream_spec.profile import Curve, DeviceProfile, ExpertTimes, encode_profile
 from estream_spec.profiles import shipped_profile
 from estream_spec.sizes import bytes_text
 from fixtures.estream import device
@@ -91,6 +92,19 @@ def test_figures_that_are_only_estimated_are_named() -> None:
     neutral = plan_prompts("olmoe-1b-7b", shipped_profile("ufs-4.0"), GIB, [64]).estimated
     assert "experts.flops" in neutral
     assert "read_rates" not in neutral
+
+
+@pytest.mark.parametrize(
+    ("measured", "told"), [((128,), True), ((511, 1023), False), ((512,), False), ((2048,), False), ((2049,), True)]
+)
+def test_computing_measured_with_experts_of_another_size_is_told(measured: tuple[float, ...], told: bool) -> None:
+    flops = Curve(at=measured, values=(1e12,) * len(measured), basis="measured", source="a test")
+    experts = replace(device().experts, flops=flops)
+    for basis, expected in ((experts, told), (replace(experts, flops=replace(flops, basis="estimated")), False)):
+        plans = plan_prompts("olmoe-1b-7b", replace(device(), experts=basis), 3 * GIB, [64])
+        found = [each for each in notices(plans) if "this model's have 1024" in each]
+        assert len(found) == expected
+        assert all(f"with experts of {measured[0]} rows" in each for each in found)
 
 
 def test_figures_are_told_in_words() -> None:
