@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -68,21 +68,27 @@ def command(
     """
     from estream_spec.manifest import DeviceConfiguration
 
-    manual, planned = (arena, group_size, prefetch_depth, lanes, policy), (profile, memory, prompts)
+    sizes = {"--arena": arena, "--group-size": group_size, "--prefetch-depth": prefetch_depth}
+    manual, planned = sizes | {"--lanes": lanes, "--policy": policy}, {"--memory": memory, "--prompt": prompts}
     if remove:
-        if name is None or any(each is not None for each in (*manual, *planned)):
+        if name is None or profile is not None or _given(manual | planned):
             raise _usage("--remove goes with --name alone")
         _remove(package, name)
     elif profile is not None:
-        if memory is None or any(each is not None for each in manual):
-            raise _usage("--profile needs --memory, and goes with --prompt and --name")
+        if given := _given(manual):
+            raise _usage(f"{given[0]} does not go with --profile")
+        if memory is None:
+            raise _usage("--profile needs --memory")
         _configure_planned(package, name, profile, memory, prompts)
     else:
-        if name is None or arena is None or group_size is None or prefetch_depth is None:
+        if given := _given(planned):
+            raise _usage(f"{given[0]} needs --profile")
+        if not _given(manual):
             message = "--name, --arena, --group-size and --prefetch-depth are needed, or --profile and --memory"
             raise _usage(f"{message}, or --remove")
-        if any(each is not None for each in planned):
-            raise _usage("--memory and --prompt go with --profile")
+        if name is None or arena is None or group_size is None or prefetch_depth is None:
+            missing = [option for option, each in ({"--name": name} | sizes).items() if each is None]
+            raise _usage(f"missing: {', '.join(missing)}")
         choice = DeviceConfiguration(
             name=name,
             arena_bytes=arena,
@@ -92,6 +98,11 @@ def command(
             policy=cast("PolicyName", policy or POLICY),
         )
         _show(_write(package, [choice]), [choice])
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    """Those that were given."""
+    return [option for option, each in options.items() if each is not None]
 
 
 def _usage(message: str) -> click.UsageError:
