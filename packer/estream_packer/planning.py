@@ -13,6 +13,7 @@ from msgspec import Struct
 from estream_loader import Package, open_package
 from estream_packer.plan import plan_package
 from estream_packer.recipe import BuildOptions
+from estream_spec.constants import MAGIC
 from estream_spec.errors import PackError
 from estream_spec.model import ModelDescription
 from estream_spec.planner import Prediction, PromptPlan, available_arena, configure, usable_memory
@@ -104,7 +105,7 @@ def find_profile(name: str) -> DeviceProfile:
     """A profile that comes with this program, or one from a file.
 
     Raises:
-        PackError: there is neither.
+        PackError: there is neither, or the file is a package.
         MalformedError: the file is no profile.
     """
     if name in shipped_profiles():
@@ -116,6 +117,9 @@ def find_profile(name: str) -> DeviceProfile:
         hint = f"give a file, or one of {', '.join(shipped_profiles())}"
         message = (error.strerror or os.strerror(error.errno or 0)).lower()
         raise PackError(f"profile cannot be read: {message}", path=name, hint=hint) from None
+    if data.startswith(MAGIC):
+        hint = "`estream-run probe` measures a device with a package"
+        raise PackError("is a package, expected a device profile", path=name, hint=hint)
     return decode_profile(data, name)
 
 
@@ -166,9 +170,8 @@ def notices(planned: Planned) -> Iterator[str]:
         words = dict.fromkeys(FIGURES[name] for name in planned.estimated)
         yield f"estimated figures of {planned.profile}: {', '.join(words)}"
     if planned.measured_rows and not _alike(planned.rows, planned.measured_rows):
-        measured, rows = (
-            " and ".join(f"{each:g}" for each in found) for found in (planned.measured_rows, planned.rows)
-        )
+        both = planned.measured_rows, planned.rows
+        measured, rows = (" and ".join(f"{each:.0f}" for each in found) for found in both)
         told = f"{planned.profile} has computing measured with experts of {measured} rows, this model's have {rows}"
         yield f"{told}: probe with a package of its shape, which `synth` writes"
     if planned.memory_bytes < planned.asked_bytes:

@@ -71,7 +71,7 @@ def command(
     sizes = {"--arena": arena, "--group-size": group_size, "--prefetch-depth": prefetch_depth}
     manual, planned = sizes | {"--lanes": lanes, "--policy": policy}, {"--memory": memory, "--prompt": prompts}
     if remove:
-        if name is None or profile is not None or _given(manual | planned):
+        if name is None or profile is not None or _given(manual) or _given(planned):
             raise _usage("--remove goes with --name alone")
         _remove(package, name)
     elif profile is not None:

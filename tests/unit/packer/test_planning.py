@@ -67,7 +67,7 @@ def test_unknown_model_lists_the_shapes() -> None:
     assert caught.value.hint == "shapes are olmoe-1b-7b, mixtral-8x7b, qwen3-30b-a3b"
 
 
-def test_profile_is_found_by_name_or_file(tmp_path: Path) -> None:
+def test_profile_is_found_by_name_or_file(tmp_path: Path, packed: PackageFactory) -> None:
     assert find_profile("ufs-4.0") == shipped_profile("ufs-4.0")
     path = tmp_path / "phone.json"
     path.write_bytes(encode_profile(device()))
@@ -75,6 +75,11 @@ def test_profile_is_found_by_name_or_file(tmp_path: Path) -> None:
     path.write_bytes(b"{}")
     with pytest.raises(MalformedError, match="missing required field `name`"):
         find_profile(str(path))
+    path.write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(MalformedError, match="profile has more than 1 MiB"):
+        find_profile(str(path))
+    with pytest.raises(PackError, match="is a package, expected a device profile"):
+        find_profile(str(packed()))
     with pytest.raises(PackError, match="no such file") as caught:
         find_profile(str(tmp_path / "none"))
     assert caught.value.hint is not None
