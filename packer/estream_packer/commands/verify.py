@@ -82,13 +82,16 @@ def command(
 
 
 def _check_folder(checkpoint: Path) -> None:
-    """Refuse a signature where the checkpoint's folder belongs, before anyone misses it."""
+    """Refuse a file where the checkpoint's folder belongs: a signature, before anyone misses it, or a package."""
     from estream_packer.signing import is_signature_file
     from estream_spec.errors import PackError
 
     if is_signature_file(checkpoint):
         message = "checkpoint is a signature, expected a folder"
         raise PackError(message, path=str(checkpoint), hint="a signature goes behind --signature")
+    if checkpoint.is_file():
+        hint = "'estream-pack diff' compares packages"
+        raise PackError("is a file, expected the folder of a checkpoint", path=str(checkpoint), hint=hint)
 
 
 def _signed_by(signatures: Sequence[SignatureSummary], policy: SignaturePolicy) -> dict[str, int]:
