@@ -16,13 +16,16 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from estream_spec.errors import EmoeError
 from estream_spec.limits import MAX_FILE_LENGTH
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FILE: Final = click.Path(path_type=Path, readable=False)
 """Type of a file or folder on a command line. Whoever opens it says why that fails, in one way and with one status."""
@@ -33,6 +36,8 @@ USAGE = 2
 INTERRUPTED = 130
 SIZE_HELP: Final = "bytes, or a number with K, M or G (or KiB, MiB, GiB), such as 512K or 8M"
 """What `size` takes, for the help of an option."""
+UNBROKEN: Final = 4096
+"""Columns that no table needs."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -117,6 +122,17 @@ def size(text: str) -> int:
 def print_json(value: object) -> None:
     """Print a result as JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value)))
+
+
+def console() -> Console:
+    """Where tables are printed: as wide as a terminal is, and where there is none as wide as they need.
+
+    What reads a pipe or a file should meet no word or number that is broken over lines.
+    """
+    from rich.console import Console
+
+    there = sys.stdout is not None and sys.stdout.isatty()
+    return Console(highlight=False, width=None if there else UNBROKEN)
 
 
 @contextmanager

@@ -298,7 +298,10 @@ def open_package(
     if isinstance(source, int):
         opened = FileSource(source, base=offset, owned=False)
     elif isinstance(source, (str, os.PathLike)):
-        opened = FileSource.open(Path(source), base=offset)
+        if (path := Path(source)).is_dir():
+            hint = "make a package of a checkpoint with 'estream-pack build' first"
+            raise LinkError("is a folder, expected a package", path=str(path), hint=hint)
+        opened = FileSource.open(path, base=offset)
     elif isinstance(source, (bytes, bytearray, memoryview)):
         opened = MemorySource(memoryview(source).cast("B")[offset:])
     elif isinstance(source, ByteSource):

@@ -125,9 +125,12 @@ def unconfigure_changes(package: Package, name: str) -> Changes:
     """
     own, others = _by_name(package, name)
     if not own:
-        names = ", ".join(repr(choice.name) for choice in others.values())
-        hint = f"there are {names}" if others else "none was ever added; those in the manifest stay"
-        raise PackError(f"no local device configuration {name!r}", path=package.source.name, hint=hint)
+        names = ", ".join(dict.fromkeys(repr(choice.name) for choice in others.values()))
+        hint = f"there are {names}" if others else "none was ever added"
+        message = f"no local device configuration {name!r}"
+        if any(choice.name == name for choice in package.manifest.device_configurations):
+            message = f"device configuration {name!r} belongs to the package and cannot be removed"
+        raise PackError(message, path=package.source.name, hint=hint)
     return Changes(remove=[*own, *_stale_programs(package, own.values(), others.values())])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -12,14 +12,28 @@ from msgspec import Struct
 from estream_loader import Package
 from estream_loader.integrity import verify_content_id
 from estream_loader.records import RecordPlace, RecordSection, tensors
+from estream_loader.source import available, read_pieces
 from estream_packer.inspection import section_name
 from estream_spec.constants import SectionType
 
-Level = Literal["same file", "same content", "different"]
-"""`same file`: equal file ids.
+Level = Literal["same file", "same signed content", "same content", "different"]
+"""`same file`: equal bytes.
+
+`same signed content`: equal file ids, so other signatures or device configurations that were added, or unused bytes,
+at most.
 
 `same content`: equal content ids, so other pages, order, codec, graphs, configuration or provenance at most.
 """
+
+COMPARED: Final = (
+    SectionType.GRAPH,
+    SectionType.TOKENIZER,
+    SectionType.CHAT_TEMPLATE,
+    SectionType.DEVICE_CONFIGURATION,
+    SectionType.SCHEDULE,
+    SectionType.SIGNATURE,
+)
+"""Types of sections whose content is compared as it is."""
 
 
 class Field(Struct, frozen=True, kw_only=True):
@@ -58,7 +72,7 @@ class Difference(Struct, frozen=True, kw_only=True):
         fields: differing values of the manifest.
         records: differing records by range.
         sections: sections only in one, or of other content: name to `only in the first`, `only in the second`,
-            `differs`.
+            `differs`. Where files with equal file ids have none, what else it is.
     """
 
     level: Level
@@ -75,7 +89,7 @@ def compare_packages(
     Args:
         first: an open package.
         second: another.
-        advance: told the length of the records that are done with; `record_bytes` gives their sum.
+        advance: told the length of the records that are done with, about; `record_bytes` gives their sum.
 
     Raises:
         FormatError: one of them is at fault.
@@ -84,15 +98,31 @@ def compare_packages(
         verify_content_id(package)
     level: Level = "different"
     if first.file_id == second.file_id:
-        level = "same file"
+        level = "same file" if _equal_bytes(first, second, advance) else "same signed content"
     elif first.manifest.content_id == second.manifest.content_id:
         level = "same content"
+    sections = _sections(first, second)
+    if level == "same signed content" and not sections:
+        sections["places of sections, or bytes of none"] = "differ"
     return Difference(
         level=level,
         fields=tuple(_differing(_plain(first), _plain(second))),
         records=tuple(_records(first, second, advance)) if level == "different" else (),
-        sections=_sections(first, second),
+        sections=sections,
     )
+
+
+def _equal_bytes(first: Package, second: Package, advance: Callable[[int], None]) -> bool:
+    """Whether both are the same byte for byte; stops at the first piece that differs."""
+    length = available(first.source)
+    if available(second.source) != length:
+        return False
+    pieces = (read_pieces(package.source, 0, length) for package in (first, second))
+    for one, other in zip(*pieces, strict=True):
+        if one != other:
+            return False
+        advance(len(one) + len(other))
+    return True
 
 
 def record_bytes(first: Package, second: Package) -> int:
@@ -137,7 +167,7 @@ def _shown(value: Any) -> Any:
 
 
 def _sections(first: Package, second: Package) -> dict[str, str]:
-    """Sections of one package only, and graphs and documents whose content differs."""
+    """Sections of one package only, and those that are neither the manifest nor records whose content differs."""
     there = [{(each.type, each.id): each for each in package.container.entries} for package in (first, second)]
     found = {}
     for key in sorted(there[0].keys() | there[1].keys()):
@@ -148,7 +178,7 @@ def _sections(first: Package, second: Package) -> dict[str, str]:
             found[name] = "only in the first"
         elif key not in there[0]:
             found[name] = "only in the second"
-        elif key[0] in (SectionType.GRAPH, SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE):
+        elif key[0] in COMPARED:
             contents = first.read_section(there[0][key]), second.read_section(there[1][key])
             if contents[0] != contents[1]:
                 found[name] = "differs"

@@ -8,8 +8,9 @@ from math import ceil, floor, log2, log10
 from typing import Final
 
 from estream_packer.markup import Markup, element
-from estream_packer.planning import Planned, bytes_text, seconds_text
+from estream_packer.planning import Planned, seconds_text
 from estream_spec.planner import PromptPlan
+from estream_spec.sizes import bytes_text
 
 WIDTH: Final = 890
 LEFT: Final = 72
@@ -79,7 +80,7 @@ def _line(plan: PromptPlan, colour: str, label_y: float, x: _Axis, y: _Axis) -> 
     end = y(plan.frontier[-1].time_s)
     leader = f"M{RIGHT},{end:.1f}L{RIGHT + 12},{label_y - 4:.1f}"
     parts.append(element("path", d=leader, stroke=colour, stroke_width=0.8))
-    what = f"{choice.mode}: {bytes_text(choice.arena_bytes)}, {seconds_text(choice.time_s)}"
+    what = f"{choice.policy}: {bytes_text(choice.arena_bytes)}, {seconds_text(choice.time_s)}"
     tokens = f"{plan.tokens:,} tokens"
     parts.append(element("text", tokens, x=RIGHT + 16, y=label_y, fill=colour, font_weight=600))
     return [*parts, element("text", what, x=RIGHT + 16, y=label_y + 14, fill=colour)]

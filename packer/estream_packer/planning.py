@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +13,7 @@ from msgspec import Struct
 from estream_loader import Package, open_package
 from estream_packer.plan import plan_package
 from estream_packer.recipe import BuildOptions
+from estream_spec.constants import MAGIC
 from estream_spec.errors import PackError
 from estream_spec.model import ModelDescription
 from estream_spec.planner import Prediction, PromptPlan, available_arena, configure, usable_memory
@@ -20,10 +21,30 @@ from estream_spec.profile import MAX_PROFILE_LENGTH, Described, DeviceProfile, d
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from estream_spec.records import RecordRange
 from estream_spec.shapes import SHAPES
+from estream_spec.sizes import bytes_text
 from estream_spec.workload import Workload
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+FIGURES: Final = {
+    "read_rates": "reading",
+    "read_start_s": "reading",
+    "experts.group_call_s": "computing of experts",
+    "experts.weight_s": "computing of experts",
+    "experts.flops": "computing of experts",
+    "experts.row_tile": "computing of experts",
+    "experts.flops_share": "computing of experts",
+    "layer_flops": "computing of all else in a layer",
+    "head_weight_s": "computing of the head",
+    "read_toll_s": "what reading takes from computing",
+    "read_group_toll_s": "what reading takes from computing",
+    "memory_bytes": "memory",
+}
+"""Fields of a profile that hold figures, and what people call them."""
+
+UNLIKE: Final = 2
+"""Times the rows of an expert from which on another one is computed at a rate of its own."""
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -37,6 +58,8 @@ class Planned(Struct, frozen=True, kw_only=True):
         memory_bytes: the one that counts: what the device has of it.
         dense_bytes: weights other than experts that stay in memory.
         expert_bytes: bytes of all experts.
+        rows: rows of gate and up that the model's experts have, each number once.
+        measured_rows: those of the experts that computing was measured with; none where it was not measured.
         plans: one for each length, in the order given.
     """
 
@@ -47,6 +70,8 @@ class Planned(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     dense_bytes: int
     expert_bytes: int
+    rows: tuple[int, ...]
+    measured_rows: tuple[float, ...]
     plans: tuple[PromptPlan, ...]
 
 
@@ -80,7 +105,7 @@ def find_profile(name: str) -> DeviceProfile:
     """A profile that comes with this program, or one from a file.
 
     Raises:
-        PackError: there is neither.
+        PackError: there is neither, or the file is a package.
         MalformedError: the file is no profile.
     """
     if name in shipped_profiles():
@@ -92,6 +117,9 @@ def find_profile(name: str) -> DeviceProfile:
         hint = f"give a file, or one of {', '.join(shipped_profiles())}"
         message = (error.strerror or os.strerror(error.errno or 0)).lower()
         raise PackError(f"profile cannot be read: {message}", path=name, hint=hint) from None
+    if data.startswith(MAGIC):
+        hint = "`estream-run probe` measures a device with a package"
+        raise PackError("is a package, expected a device profile", path=name, hint=hint)
     return decode_profile(data, name)
 
 
@@ -120,6 +148,8 @@ def plan_prompts(
     if one_arena:
         arena_cap = configure(workload, profile, memory_bytes, max(prompts)).arena_cap
         caps = {tokens: arena_cap - available_arena(workload, profile, 0, tokens) for tokens in prompts}
+    flops = profile.experts.flops
+    rows = (workload.model.expert_block(layer).intermediate for layer in range(len(workload.model.layers)))
     return Planned(
         model=model,
         profile=profile.name,
@@ -128,6 +158,8 @@ def plan_prompts(
         memory_bytes=usable_memory(profile, memory_bytes),
         dense_bytes=workload.dense_bytes,
         expert_bytes=workload.expert_bytes,
+        rows=tuple(dict.fromkeys(rows)),
+        measured_rows=flops.at if flops.basis == "measured" else (),
         plans=tuple(configure(workload, profile, cap, tokens) for tokens, cap in caps.items()),
     )
 
@@ -135,27 +167,44 @@ def plan_prompts(
 def notices(planned: Planned) -> Iterator[str]:
     """What to know before trusting plans."""
     if planned.estimated:
-        yield f"estimated figures of {planned.profile}: {', '.join(planned.estimated)}"
+        words = dict.fromkeys(FIGURES[name] for name in planned.estimated)
+        yield f"estimated figures of {planned.profile}: {', '.join(words)}"
+    if planned.measured_rows and not _alike(planned.rows, planned.measured_rows):
+        both = planned.measured_rows, planned.rows
+        measured, rows = (" and ".join(f"{each:.0f}" for each in found) for found in both)
+        told = f"{planned.profile} has computing measured with experts of {measured} rows, this model's have {rows}"
+        yield f"{told}: probe with a package of its shape, which `synth` writes"
     if planned.memory_bytes < planned.asked_bytes:
         yield f"{planned.profile} has {bytes_text(planned.memory_bytes)} of memory, which counts and not --memory"
 
 
 def plan_tables(planned: Planned) -> Iterator[Table]:
     """The choices, one row per prompt length; then the frontier of each. They fit a terminal of 80 columns."""
-    headings = ("prompt", "mode", "arena", "group", "depth", "lanes", "time", "bubble", "I/O floor")
+    headings = ("prompt", "policy", "arena", "group", "depth", "lanes", "time", "bubble", "I/O floor")
     choices = _table(headings)
     for plan in planned.plans:
         choice = plan.choice
         cells = (*_sizes(choice), str(choice.lanes), *_costs(choice), seconds_text(choice.io_floor_s))
-        choices.add_row(f"{plan.tokens:,}", choice.mode, *cells)
+        choices.add_row(f"{plan.tokens:,}", choice.policy, *cells)
     yield choices
     for plan in planned.plans:
-        table = _table(("mode", "arena", "group", "depth", "time", "bubble", ""))
+        table = _table(("policy", "arena", "group", "depth", "time", "bubble", ""))
         table.title = f"arena against time, a prompt of {plan.tokens:,}"
-        for each in plan.frontier:
+        for each in _ways(plan):
             remark = "chosen" if each == plan.choice else "above the cap" if each.arena_bytes > plan.arena_cap else ""
-            table.add_row(each.mode, *_sizes(each), *_costs(each), remark)
+            table.add_row(each.policy, *_sizes(each), *_costs(each), remark)
         yield table
+
+
+def _alike(rows: Sequence[int], measured: Sequence[float]) -> bool:
+    """Whether what was measured says something of a model: rates hold for experts of about that size."""
+    return min(measured) <= UNLIKE * min(rows) and max(rows) <= UNLIKE * max(measured)
+
+
+def _ways(plan: PromptPlan) -> list[Prediction]:
+    """The frontier with what was chosen, which another plan of its arena may be as fast as, by arena."""
+    added = () if plan.choice in plan.frontier else (plan.choice,)
+    return sorted((*plan.frontier, *added), key=lambda each: each.arena_bytes)
 
 
 def seconds_text(seconds: float) -> str:
@@ -163,24 +212,18 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
-def bytes_text(count: int) -> str:
-    """A number of bytes as people read it, in units of 1024 as the options take them."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
-
-
 def _table(headings: Sequence[str]) -> Table:
     """A plain table; all but words is set to the right."""
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title_justify="left")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in {"mode", ""} else "right")
+        table.add_column(heading, justify="left" if heading in {"policy", ""} else "right")
     return table
 
 
 def _sizes(each: Prediction) -> tuple[str, str, str]:
-    depth = "all" if each.mode == "resident" else str(each.prefetch_depth)
-    return bytes_text(each.arena_bytes), str(each.group_size), depth
+    return bytes_text(each.arena_bytes), str(each.group_size), str(each.prefetch_depth)
 
 
 def _costs(each: Prediction) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final, Literal
 
 from estream_spec import limits
@@ -18,6 +19,7 @@ from estream_spec.errors import LinkError
 from estream_spec.profile import DeviceProfile
 from estream_spec.recurrence import Policy, simulate
 from estream_spec.routing_load import Floats, even_shares, expected_load, few_tokens
+from estream_spec.sizes import bytes_text
 from estream_spec.workload import RUNTIME_BYTES, GroupedWork, Workload, activation_bytes, grouped_work, head_s
 
 PlanPolicy = Literal["on-demand", "post-routing", "pre-routing", "resident"]
@@ -115,10 +117,15 @@ def configure(
             raise LinkError(f"{message}, one expert takes {needed}", hint="plan a shorter prompt or store fewer bits")
         usable = usable_memory(profile, memory_bytes)
         most = f", which is all that {profile.name} has," if usable < memory_bytes else ""
-        message = f"{usable} bytes of memory{most} for a prompt of {tokens} tokens"
-        message += f", expected at least {usable - cap + needed}"
-        hint = f"weights other than experts take {workload.dense_bytes} of them"
-        raise LinkError(message, hint=hint)
+        message = f"{bytes_text(usable)} of memory{most} for a prompt of {tokens} tokens"
+        message += f", expected at least {ceil((usable - cap + needed) / (1 << 20))} MiB"
+        parts = {
+            "the program": RUNTIME_BYTES,
+            "weights other than experts": workload.dense_bytes,
+            "the prompt": activation_bytes(workload.model, tokens),
+            "one expert": needed,
+        }
+        raise LinkError(message, hint=", ".join(f"{what} {bytes_text(length)}" for what, length in parts.items()))
     resident = [each for each in within if each.mode == "resident"]
     return PromptPlan(tokens=tokens, arena_cap=cap, choice=choose(resident or within), frontier=frontier(candidates))
 

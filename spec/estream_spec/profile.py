@@ -212,7 +212,7 @@ def decode_profile(data: bytes, path: str) -> DeviceProfile:
         MalformedError: not JSON, an unknown key, a value missing or out of range.
     """
     if len(data) > MAX_PROFILE_LENGTH:
-        raise MalformedError(f"profile has {len(data)} bytes, the limit is {MAX_PROFILE_LENGTH}", path=path)
+        raise MalformedError("profile has more than 1 MiB", path=path)
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -34,13 +34,14 @@ from bench.pipeline import made
 from estream_loader import Package, open_package
 from estream_loader.console import size
 from estream_loader.progress import open_progress
-from estream_packer.planning import bytes_text, find_profile, package_workload
+from estream_packer.planning import find_profile, package_workload
 from estream_runtime import Session
 from estream_runtime.probe import probe
 from estream_spec.errors import EmoeError
 from estream_spec.planner import Prediction, available_arena, choose, choose_lanes, predict
 from estream_spec.profile import DeviceProfile, encode_profile
 from estream_spec.routing_load import even_shares, expected_load, few_tokens
+from estream_spec.sizes import bytes_text
 from estream_spec.workload import Workload, grouped_work
 
 MOST_ERROR, MOST_REGRET = 0.15, 0.05

@@ -113,7 +113,8 @@ def test_it_is_removed_again(package: Path, pack: Pack) -> None:
     assert configurations(package) == before
     status, _, err = pack("configure", package, "--name", "generic", "--remove")
     assert status == 1
-    assert "hint: none was ever added; those in the manifest stay" in err
+    assert "device configuration 'generic' belongs to the package and cannot be removed" in err
+    assert "hint: none was ever added" in err
 
 
 def test_banks_that_do_not_fit(package: Path, pack: Pack) -> None:
@@ -146,6 +147,32 @@ def test_no_more_than_the_format_allows(package: Path, pack: Pack) -> None:
     assert "package has 64 local device configurations" in err
     assert "hint: remove one first, with --remove" in err
     assert package.read_bytes() == before
+
+
+def test_a_name_that_has_several_configurations_is_listed_once(package: Path, pack: Pack) -> None:
+    draft = Draft()
+    for number in (1, 2):
+        choice = DeviceConfiguration(
+            name="phone", arena_bytes=1 << 20, group_size=1, prefetch_depth=0, prompt_tokens=number
+        )
+        draft.sections.append(Section(SectionType.DEVICE_CONFIGURATION, encode(choice), id=number))
+    package.write_bytes(draft.seal())
+    assert pack("configure", package, "--name", "tablet", "--remove").err.endswith("hint: there are 'phone'\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arena", "1M"], "missing: --name, --group-size, --prefetch-depth"),
+        (["--name", "phone", *SIZES[:4]], "missing: --prefetch-depth"),
+        (["--profile", "nvme", "--memory", "1G", "--arena", "1M"], "--arena does not go with --profile"),
+        (["--profile", "nvme"], "--profile needs --memory"),
+        (["--memory", "1G"], "--memory needs --profile"),
+        ([], "--name, --arena, --group-size and --prefetch-depth are needed, or --profile and --memory, or --remove"),
+    ],
+)
+def test_what_is_wrong_with_options_is_told(package: Path, arguments: list[str], message: str, pack: Pack) -> None:
+    assert f"error: {message}\n" in pack("configure", package, *arguments).err
 
 
 def test_the_highest_id_can_only_be_replaced(package: Path, pack: Pack) -> None:
@@ -309,7 +336,7 @@ def test_what_the_planner_chooses_is_written(sample: Path, pack: Pack) -> None:
     status, out, err = pack("configure", sample, *planned)
     assert status == 0
     assert err.startswith("notice: estimated figures of nvme: ")
-    assert out.splitlines()[0].split()[:4] == ["prompt", "mode", "arena", "group"]
+    assert out.splitlines()[0].split()[:4] == ["prompt", "policy", "arena", "group"]
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["256", "1", "16"]
     heading, *written = out[out.index("added") :].splitlines()
     assert heading == "added 'nvme', the default now:"
@@ -377,7 +404,7 @@ def test_lengths_go_up_to_the_context_unless_some_are_given(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--memory", "1M"], "1048576 bytes of memory for a prompt of 512 tokens, expected at least "),
+        (["--memory", "1M"], "1.0 MiB of memory for a prompt of 512 tokens, expected at least "),
         (["--memory", "1G", "--prompt", "8,9999"], "a prompt of 9999 tokens, expected at most the model's "),
         (["--memory", "1G", "--profile", "toaster"], "profile cannot be read: no such file or directory"),
     ],

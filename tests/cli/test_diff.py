@@ -32,9 +32,35 @@ def first(tmp_path: Path) -> Path:
 
 
 def test_same_file(first: Path, other: Path, pack: Pack) -> None:
-    other.write_bytes(first.read_bytes() + b"trailing")
+    other.write_bytes(first.read_bytes())
     assert pack("diff", first, other) == (0, "same file\n", "")
     assert compared(pack, first, other) == (0, {"level": "same file", "fields": [], "records": [], "sections": {}})
+
+
+def test_same_signed_content_with_what_was_added(first: Path, other: Path, pack: Pack) -> None:
+    other.write_bytes(first.read_bytes())
+    sizes = "--arena", "1M", "--group-size", "2", "--prefetch-depth"
+    pack("configure", other, "--name", "phone", *sizes, "1")
+    added = "schedule 0: only in the second", "device configuration 0: only in the second"
+    assert pack("diff", first, other).out.splitlines() == [
+        "same signed content",
+        "",
+        "sections",
+        *map("  {}".format, added),
+    ]
+    pack("configure", first, "--name", "phone", *sizes, "2")
+    status, found = compared(pack, first, other)
+    assert (status, found["level"]) == (0, "same signed content")
+    assert found["sections"] == {"device configuration 0": "differs", "schedule 0": "differs"}
+
+
+def test_same_signed_content_and_other_bytes(first: Path, other: Path, pack: Pack) -> None:
+    data = first.read_bytes()
+    for changed in (data + b"trailing", data[:300] + b"\1" + data[301:]):
+        other.write_bytes(changed)
+        status, found = compared(pack, first, other)
+        assert (status, found["level"]) == (0, "same signed content")
+        assert found["sections"] == {"places of sections, or bytes of none": "differ"}
 
 
 def test_same_content_in_another_layout(built: Built, pack: Pack) -> None:
@@ -115,7 +141,7 @@ def test_other_encoding(built: Built, pack: Pack) -> None:
         ("experts of layer 0", 12, {}),
         ("experts of layer 1", 12, {}),
     ]
-    assert found["sections"] == {}
+    assert found["sections"] == {"schedule 0": "differs"}
     assert "experts of layer 0: 12 of 12 differ, stored differently" in pack("diff", built(), built(experts="w8"))[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -19,13 +20,13 @@ def test_plan_of_a_shape_shows_a_row_for_each_prompt_and_the_frontier(pack: Pack
     status, out, err = pack("plan", "olmoe-1b-7b", "--profile", "ufs-4.1", "--memory", "1G", "--prompt", "1,512")
     assert status == 0
     rows = [line.split() for line in out.splitlines()]
-    assert " ".join(rows[0]) == "prompt mode arena group depth lanes time bubble I/O floor"
-    assert rows[1][:2] == ["1", "on-demand"]
-    assert rows[2][:2] == ["512", "paged"]
+    assert " ".join(rows[0]) == "prompt policy arena group depth lanes time bubble I/O floor"
+    assert rows[1][:2] == ["1", "post-routing"]
+    assert rows[2][:2] == ["512", "pre-routing"]
     assert "arena against time, a prompt of 512" in out
-    assert out.count("chosen") == 2
+    assert sum(row[-1:] == ["chosen"] for row in rows) == 2
     assert "above the cap" in out
-    assert err.startswith("notice: estimated figures of ufs-4.1: read_rates, ")
+    assert err.startswith("notice: estimated figures of ufs-4.1: reading, computing of ")
 
 
 def test_json_has_choice_and_frontier(pack: Pack) -> None:
@@ -45,6 +46,9 @@ def test_package_that_fits_stays_resident(built: Built, pack: Pack) -> None:
     status, out, _ = pack("plan", built(), "--profile", "ufs-4.0", "--memory", "1G", "--prompt", "16")
     assert status == 0
     assert out.splitlines()[1].split()[:2] == ["16", "resident"]
+    [chosen] = [line for line in out.splitlines() if line.endswith(" chosen")]
+    assert chosen.startswith("resident ")
+    assert "\nchosen: the smallest arena within 2 % of the best time, but a model that fits " in out
     assert out.splitlines()[-1].startswith("all experts are read once, before any prompt, in ")
 
 
@@ -78,9 +82,13 @@ def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path, pack: 
     picture = tmp_path / "frontier.svg"
     status, out, err = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "64M", "--svg", picture)
     assert (status, out) == (1, "")
-    assert "67108864 bytes of memory for a prompt of 512 tokens, expected at least " in err
-    assert "hint: weights other than experts take " in err
+    assert "error: 64.0 MiB of memory for a prompt of 512 tokens, expected at least " in err
+    assert "hint: the program 192.0 MiB, weights other than experts " in err
     assert not picture.exists()
+    [least] = re.findall(r"expected at least (\d+) MiB", err)
+    for memory, enough in ((int(least), True), (int(least) - 1, False)):
+        status = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", f"{memory}M")[0]
+        assert status == (0 if enough else 1)
 
 
 def test_unknown_names_are_refused_with_the_known_ones(pack: Pack) -> None:

@@ -85,6 +85,13 @@ def test_a_signature_in_the_place_of_the_checkpoint(tmp_path: Path, pack: Pack) 
     assert "hint: a signature goes behind --signature" in err
 
 
+def test_a_package_in_the_place_of_the_checkpoint(built: Built, pack: Pack) -> None:
+    status, out, err = pack("verify", built(), built("tied"))
+    assert (status, out) == (1, "refused: pack\n")
+    assert f"is a file, expected the folder of a checkpoint (at {built('tied')})" in err
+    assert "hint: 'estream-pack diff' compares packages" in err
+
+
 def test_damaged_padding(built: Built, tmp_path: Path, pack: Pack) -> None:
     data = bytearray(built().read_bytes())
     data[300] = 1

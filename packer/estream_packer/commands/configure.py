@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
 from estream_loader.console import FILE, SIZE_HELP, size
-from estream_packer.commands.plan import prompt_lengths
+from estream_packer.commands.plan import MEMORY_HELP, PROFILE_HELP, prompt_lengths
 from estream_spec.limits import MAX_EXPERTS, MAX_LANES
 from estream_spec.manifest import LANES, POLICY, PolicyName
 
@@ -25,8 +25,8 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 @click.command(short_help="Say how to run a package on a device.")
 @click.argument("package", type=FILE)
 @click.option("--name", help="What the device is called.  [default: the profile's name]")
-@click.option("--profile", help="The device to plan for: a profile's name or file.")
-@click.option("--memory", type=size, metavar="SIZE", help="Most memory for everything, such as 1G.")
+@click.option("--profile", help=PROFILE_HELP)
+@click.option("--memory", type=size, metavar="SIZE", help=MEMORY_HELP)
 @click.option(
     "--prompt",
     "prompts",
@@ -38,7 +38,11 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 @click.option("--group-size", type=click.IntRange(1, MAX_EXPERTS), help="Experts that are read together.")
 @click.option("--prefetch-depth", type=click.IntRange(0, MAX_EXPERTS), help="Groups that are read ahead.")
 @click.option("--lanes", type=click.IntRange(1, MAX_LANES), help=f"Reads outstanding at a time.  [default: {LANES}]")
-@click.option("--policy", type=click.Choice(POLICIES), help=f"When groups are read.  [default: {POLICY}]")
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    help=f"When groups are read; resident needs an arena with a bank for each group.  [default: {POLICY}]",
+)
 @click.option("--remove", is_flag=True, help="Take all configurations of that name away.")
 def command(
     package: Path,
@@ -64,21 +68,27 @@ def command(
     """
     from estream_spec.manifest import DeviceConfiguration
 
-    manual, planned = (arena, group_size, prefetch_depth, lanes, policy), (profile, memory, prompts)
+    sizes = {"--arena": arena, "--group-size": group_size, "--prefetch-depth": prefetch_depth}
+    manual, planned = sizes | {"--lanes": lanes, "--policy": policy}, {"--memory": memory, "--prompt": prompts}
     if remove:
-        if name is None or any(each is not None for each in (*manual, *planned)):
+        if name is None or profile is not None or _given(manual) or _given(planned):
             raise _usage("--remove goes with --name alone")
         _remove(package, name)
     elif profile is not None:
-        if memory is None or any(each is not None for each in manual):
-            raise _usage("--profile needs --memory, and goes with --prompt and --name")
+        if given := _given(manual):
+            raise _usage(f"{given[0]} does not go with --profile")
+        if memory is None:
+            raise _usage("--profile needs --memory")
         _configure_planned(package, name, profile, memory, prompts)
     else:
-        if name is None or arena is None or group_size is None or prefetch_depth is None:
+        if given := _given(planned):
+            raise _usage(f"{given[0]} needs --profile")
+        if not _given(manual):
             message = "--name, --arena, --group-size and --prefetch-depth are needed, or --profile and --memory"
             raise _usage(f"{message}, or --remove")
-        if any(each is not None for each in planned):
-            raise _usage("--memory and --prompt go with --profile")
+        if name is None or arena is None or group_size is None or prefetch_depth is None:
+            missing = [option for option, each in ({"--name": name} | sizes).items() if each is None]
+            raise _usage(f"missing: {', '.join(missing)}")
         choice = DeviceConfiguration(
             name=name,
             arena_bytes=arena,
@@ -88,6 +98,11 @@ def command(
             policy=cast("PolicyName", policy or POLICY),
         )
         _show(_write(package, [choice]), [choice])
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    """Those that were given."""
+    return [option for option, each in options.items() if each is not None]
 
 
 def _usage(message: str) -> click.UsageError:
@@ -139,15 +154,14 @@ def _write(package: Path, choices: Sequence[DeviceConfiguration]) -> str:
 
 
 def _show_plans(planned: Planned) -> None:
-    from rich.console import Console
-
+    from estream_loader.console import console
     from estream_packer.planning import notices, plan_tables
 
     for notice in notices(planned):
         click.echo(f"notice: {notice}", err=True)
-    console = Console(highlight=False)
-    console.print(next(plan_tables(planned)))
-    console.print()
+    shown = console()
+    shown.print(next(plan_tables(planned)))
+    shown.print()
 
 
 def _show(heading: str, choices: Sequence[DeviceConfiguration]) -> None:

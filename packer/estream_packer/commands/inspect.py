@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from estream_loader.console import FILE, print_json
+from estream_loader.console import FILE, console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,14 +86,12 @@ def _write_page(found: Inspection, html: Path, trace: Path | None) -> None:
 
 
 def _show(found: Inspection) -> None:
-    from rich.console import Console
-
     from estream_packer.inspection import describe_identity
     from estream_packer.summary import summary_tables
 
     _show_pairs(describe_identity(found))
     _show_pairs(found.model)
-    console = Console(highlight=False)
+    shown = console()
     tables = (
         *summary_tables(found.summary),
         _sections(found),
@@ -105,8 +103,8 @@ def _show(found: Inspection) -> None:
     )
     for table in tables:
         if table.row_count:
-            console.print(table)
-            console.print()
+            shown.print(table)
+            shown.print()
 
 
 def _table(headings: Sequence[str], numbers: Sequence[str] = ()) -> Table:

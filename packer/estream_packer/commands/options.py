@@ -47,15 +47,14 @@ def show_package(result: PackResult, length: int, done: str) -> None:
         length: bytes that were `done`.
         done: what was done with them, such as `read`.
     """
-    from rich.console import Console
-
+    from estream_loader.console import console
     from estream_packer.summary import summary_tables
 
-    console = Console(highlight=False)
+    shown = console()
     for table in summary_tables(result.summary):
-        console.print(table)
+        shown.print(table)
     megabytes = length / 1e6
     rate = megabytes / result.seconds
-    console.print(f"{megabytes:,.1f} MB {done} in {result.seconds:.1f} s, {rate:,.1f} MB/s", markup=False)
-    console.print(f"file id {result.file_id}", markup=False, soft_wrap=True)
-    console.print(f"wrote {result.output}", markup=False, soft_wrap=True)
+    shown.print(f"{megabytes:,.1f} MB {done} in {result.seconds:.1f} s, {rate:,.1f} MB/s", markup=False)
+    shown.print(f"file id {result.file_id}", markup=False, soft_wrap=True)
+    shown.print(f"wrote {result.output}", markup=False, soft_wrap=True)

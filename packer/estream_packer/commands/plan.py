@@ -7,6 +7,12 @@ from pathlib import Path
 import click
 
 from estream_loader.console import size
+from estream_spec.profiles import shipped_profiles
+
+PROFILE_HELP = f"The device: a file of `estream-run probe`, or one of {', '.join(shipped_profiles())}."
+MEMORY_HELP = "Most memory for everything, such as 1G: the program, weights, what a prompt needs, and the arena."
+RULE = "the smallest arena within 2 % of the best time, but a model that fits the memory stays resident"
+"""What is chosen, see `estream_spec.planner`."""
 
 
 def prompt_lengths(text: str) -> tuple[int, ...]:
@@ -19,8 +25,8 @@ def prompt_lengths(text: str) -> tuple[int, ...]:
 
 @click.command(short_help="Choose arena, group size and depth for a device.")
 @click.argument("model", metavar="PACKAGE_OR_SHAPE")
-@click.option("--profile", required=True, help="The device: a profile's name, or a file of `estream-run probe`.")
-@click.option("--memory", type=size, metavar="SIZE", required=True, help="Most memory for everything, such as 1G.")
+@click.option("--profile", required=True, help=PROFILE_HELP)
+@click.option("--memory", type=size, metavar="SIZE", required=True, help=MEMORY_HELP)
 @click.option(
     "--prompt",
     "prompts",
@@ -36,11 +42,12 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     """Choose how to run PACKAGE_OR_SHAPE, a package or the name of a published model's shape, on a device.
 
     For each prompt length: the arena, the group size, how many groups are read ahead, how many reads are outstanding,
-    and when reads start; what that will cost; and what more or less memory would do.
+    and when reads start; what that will cost; and what more or less memory would do. Chosen is the smallest arena
+    within 2 % of the best time, but a model that fits the memory stays resident.
 
     `configure` puts a choice into a package.
     """
-    from estream_loader.console import print_json
+    from estream_loader.console import console, print_json
     from estream_loader.small_files import require_writable, write_over
     from estream_packer.planning import find_profile, notices, plan_prompts, plan_tables, seconds_text
 
@@ -56,12 +63,11 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     if as_json:
         print_json(planned)
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    shown = console()
     for table in plan_tables(planned):
-        console.print(table)
-        console.print()
+        shown.print(table)
+        shown.print()
+    click.echo(f"chosen: {RULE}")
     for plan in planned.plans:
         if plan.choice.mode == "resident":
             click.echo(f"all experts are read once, before any prompt, in {seconds_text(plan.choice.load_s)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from estream_loader.console import FILE, print_json, refusals_told
+from estream_loader.console import FILE, console, print_json, refusals_told
 from estream_loader.policy_options import policy_of, policy_options
 
 if TYPE_CHECKING:
@@ -82,13 +82,16 @@ def command(
 
 
 def _check_folder(checkpoint: Path) -> None:
-    """Refuse a signature where the checkpoint's folder belongs, before anyone misses it."""
+    """Refuse a file where the checkpoint's folder belongs: a signature, before anyone misses it, or a package."""
     from estream_packer.signing import is_signature_file
     from estream_spec.errors import PackError
 
     if is_signature_file(checkpoint):
         message = "checkpoint is a signature, expected a folder"
         raise PackError(message, path=str(checkpoint), hint="a signature goes behind --signature")
+    if checkpoint.is_file():
+        hint = "'estream-pack diff' compares packages"
+        raise PackError("is a file, expected the folder of a checkpoint", path=str(checkpoint), hint=hint)
 
 
 def _signed_by(signatures: Sequence[SignatureSummary], policy: SignaturePolicy) -> dict[str, int]:
@@ -161,7 +164,6 @@ def _compare(package: Package, checkpoint: Path, text: str, tokens: int) -> Comp
 
 def _show(quality: Comparison) -> None:
     """Print the comparison for people."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(f"against the checkpoint, {quality.tokens:,} tokens", box=None)
@@ -172,4 +174,4 @@ def _show(quality: Comparison) -> None:
     table.add_row("perplexity of the checkpoint", f"{quality.reference_perplexity:.4f}")
     table.add_row("perplexity of the package", f"{quality.perplexity:.4f}")
     table.add_row("ratio", f"{quality.perplexity_ratio:.5f}")
-    Console(highlight=False).print(table)
+    console().print(table)

@@ -55,6 +55,7 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         "--policy",
         type=click.Choice(POLICIES),
         help="When experts are read: before it is known which are needed, after that, or one group at a time."
+        " Resident, which needs an arena for all of them, is for a package that was configured so."
         "  [default: as the package says, and pre-routing with --arena]",
     )
     @click.option(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.table import Table
 
-from estream_loader.console import run_command
+from estream_loader.console import console, run_command
 from estream_spec.errors import LinkError
 
 PROGRAM = "from estream_packer.cli import main; main()"
@@ -70,3 +71,13 @@ def test_no_verb_shows_the_help_and_is_a_usage_error() -> None:
     assert found.returncode == 2
     assert found.stderr.startswith("Usage: ")
     assert "error" not in found.stderr
+
+
+def test_no_cell_is_broken_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    table = Table()
+    table.add_row("a name of more than twenty columns", "and another one")
+    console().print(table)
+    assert "a name of more than twenty columns" in capsys.readouterr().out

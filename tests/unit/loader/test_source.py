@@ -80,8 +80,10 @@ class TestNoPackage:
             open_package(tmp_path / "none.emoe")
 
     def test_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(LinkError, match="not a regular file"):
+        with pytest.raises(LinkError, match="is a folder, expected a package") as caught:
             open_package(tmp_path)
+        assert caught.value.path == str(tmp_path)
+        assert "estream-pack build" in (caught.value.hint or "")
 
     def test_fifo_is_refused_and_not_waited_for(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")

@@ -7,21 +7,24 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from estream_loader import open_package
 from estream_packer.frontier_picture import frontier_svg
 from estream_packer.planning import (
+    FIGURES,
     Planned,
-    bytes_text,
     find_profile,
     find_workload,
+    notices,
     package_workload,
     plan_prompts,
     seconds_text,
 )
 from estream_spec.errors import LinkError, MalformedError, PackError
-from estream_spec.profile import encode_profile
+from estream_spec.profile import Curve, DeviceProfile, ExpertTimes, encode_profile
 from estream_spec.profiles import shipped_profile
+from estream_spec.sizes import bytes_text
 from fixtures.estream import device
 from fixtures.packed import PackageFactory
 
@@ -64,7 +67,7 @@ def test_unknown_model_lists_the_shapes() -> None:
     assert caught.value.hint == "shapes are olmoe-1b-7b, mixtral-8x7b, qwen3-30b-a3b"
 
 
-def test_profile_is_found_by_name_or_file(tmp_path: Path) -> None:
+def test_profile_is_found_by_name_or_file(tmp_path: Path, packed: PackageFactory) -> None:
     assert find_profile("ufs-4.0") == shipped_profile("ufs-4.0")
     path = tmp_path / "phone.json"
     path.write_bytes(encode_profile(device()))
@@ -72,6 +75,11 @@ def test_profile_is_found_by_name_or_file(tmp_path: Path) -> None:
     path.write_bytes(b"{}")
     with pytest.raises(MalformedError, match="missing required field `name`"):
         find_profile(str(path))
+    path.write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(MalformedError, match="profile has more than 1 MiB"):
+        find_profile(str(path))
+    with pytest.raises(PackError, match="is a package, expected a device profile"):
+        find_profile(str(packed()))
     with pytest.raises(PackError, match="no such file") as caught:
         find_profile(str(tmp_path / "none"))
     assert caught.value.hint is not None
@@ -92,6 +100,30 @@ def test_figures_that_are_only_estimated_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("measured", "told"), [((128,), True), ((511, 1023), False), ((512,), False), ((2048,), False), ((2049,), True)]
+)
+def test_computing_measured_with_experts_of_another_size_is_told(measured: tuple[float, ...], told: bool) -> None:
+    flops = Curve(at=measured, values=(1e12,) * len(measured), basis="measured", source="a test")
+    experts = replace(device().experts, flops=flops)
+    for basis, expected in ((experts, told), (replace(experts, flops=replace(flops, basis="estimated")), False)):
+        plans = plan_prompts("olmoe-1b-7b", replace(device(), experts=basis), 3 * GIB, [64])
+        found = [each for each in notices(plans) if "this model's have 1024" in each]
+        assert len(found) == expected
+        assert all(f"with experts of {measured[0]} rows" in each for each in found)
+
+
+def test_figures_are_told_in_words() -> None:
+    fields = [
+        *(name for name in DeviceProfile.__struct_fields__ if name not in {"name", "about", "experts", "npu"}),
+        *(f"experts.{name}" for name in ExpertTimes.__struct_fields__),
+    ]
+    assert sorted(FIGURES) == sorted(fields)
+    plans = plan_prompts("olmoe-1b-7b", device(), 3 * GIB, [64])
+    words = "reading, computing of all else in a layer, computing of the head, computing of experts"
+    assert list(notices(plans)) == [f"estimated figures of fit: {words}"]
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"), [(0.0123, "12.3 ms"), (0.9994, "999.4 ms"), (1.234, "1.23 s"), (0, "0.0 ms")]
 )
 def test_seconds(seconds: float, text: str) -> None:
@@ -99,7 +131,8 @@ def test_seconds(seconds: float, text: str) -> None:
 
 
 def test_bytes() -> None:
-    assert [bytes_text(count) for count in (1 << 19, 5 << 20, 3 << 29)] == ["0.5 MiB", "5.0 MiB", "1.50 GiB"]
+    texts = ["1023 bytes", "48.0 KiB", "5.0 MiB", "1.50 GiB"]
+    assert [bytes_text(count) for count in (1023, 48 << 10, 5 << 20, 3 << 29)] == texts
 
 
 def test_picture_draws_each_frontier_and_choice() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from operator import attrgetter
 
 import msgspec
@@ -23,10 +24,12 @@ from estream_spec.profiles import shipped_profile
 from estream_spec.recurrence import simulate
 from estream_spec.routing_load import expected_load, shares_of
 from estream_spec.shapes import OLMOE_1B_7B
+from estream_spec.sizes import bytes_text
 from estream_spec.workload import RUNTIME_BYTES, Workload, activation_bytes, grouped_work
 from fixtures.estream import device, workload
 
 GIB = 1 << 30
+MIB = 1 << 20
 ELITE = shipped_profile("snapdragon-8-elite-gen-5")
 
 
@@ -136,10 +139,10 @@ def test_what_the_device_lacks_is_not_asked_for_in_vain() -> None:
     stored = replace(workload("olmoe-1b-7b"), dense_bytes=2 * GIB)
     small = msgspec.structs.replace(device(), memory_bytes=Count(value=GIB, basis="estimated", source="a test"))
     least = RUNTIME_BYTES + 2 * GIB + activation_bytes(stored.model, 64) + stored.record_lengths[0]
-    message = f"{GIB} bytes of memory, which is all that fit has, for a prompt of 64 tokens, expected at least {least}"
+    message = "1.00 GiB of memory, which is all that fit has, for a prompt of 64 tokens, expected at least "
     with pytest.raises(LinkError) as caught:
         configure(stored, small, 8 * GIB, 64)
-    assert caught.value.message == message
+    assert caught.value.message == f"{message}{ceil(least / MIB)} MiB"
 
 
 def test_plan_that_reads_nothing_pays_nothing_for_reading() -> None:
@@ -157,8 +160,12 @@ def test_least_memory_is_named_and_enough() -> None:
     stored = replace(workload("mixtral-8x7b"), dense_bytes=10**8)
     with pytest.raises(LinkError, match="expected at least") as caught:
         configure(stored, device(), 1 << 20, 64)
-    least = int(caught.value.message.rsplit(" ", 1)[1])
-    assert least == RUNTIME_BYTES + 10**8 + activation_bytes(stored.model, 64) + stored.record_lengths[0]
+    least = RUNTIME_BYTES + 10**8 + activation_bytes(stored.model, 64) + stored.record_lengths[0]
+    assert caught.value.message.endswith(f" {ceil(least / MIB)} MiB")
+    assert caught.value.hint == (
+        f"the program 192.0 MiB, weights other than experts 95.4 MiB, the prompt "
+        f"{bytes_text(activation_bytes(stored.model, 64))}, one expert {bytes_text(stored.record_lengths[0])}"
+    )
     assert configure(stored, device(), least, 64).choice.prefetch_depth == 0
     with pytest.raises(LinkError):
         configure(stored, device(), least - 1, 64)
