@@ -57,6 +57,7 @@ class DevicePrograms:
 
     Attributes:
         choices: the device configurations, at least one.
+        device: the name that all of them have.
         arena_bytes: what the banks of those that need most take.
         lanes: the most lanes that a configuration asks for.
 
@@ -68,7 +69,7 @@ class DevicePrograms:
     def __init__(
         self, package: Package, asked: Sizes, policy: PolicyName | None, choices: tuple[DeviceConfiguration, ...]
     ):
-        self.choices, self._package = choices, package
+        self.choices, self.device, self._package = choices, choices[0].name, package
         shape = package.expert_shape
         self._wished = {choice: _filled_in(asked, policy, choice) for choice in choices}
         self._sizes: dict[DeviceConfiguration, DeviceConfiguration | Program] = {

@@ -236,7 +236,16 @@ class Session:
         self._interpreter.pager.divide(program.bank_count, program.group_size)  # before anyone watches the banks
         with recorded(self._interpreter) as recording, meter.running():
             self._run(Batch.of(prompt), self._interpreter.last_logits)
-        return trace_of(recording, self._package, self._interpreter.pager, meter.stats(), self.start_up_s)
+        return trace_of(
+            recording,
+            self._package,
+            self._interpreter.pager,
+            meter.stats(),
+            self.start_up_s,
+            device=self._programs.device,
+            backend=self._backend.name,
+            threads=self.threads,
+        )
 
     def generate(
         self,

@@ -59,7 +59,15 @@ def recorded(interpreter: Interpreter) -> Iterator[Recording]:
 
 
 def trace_of(
-    recording: Recording, package: Package, pager: Pager, stats: Stats, start_up_s: Mapping[str, float]
+    recording: Recording,
+    package: Package,
+    pager: Pager,
+    stats: Stats,
+    start_up_s: Mapping[str, float],
+    *,
+    device: str,
+    backend: str,
+    threads: int,
 ) -> Trace:
     """The recording of one prefill as a trace.
 
@@ -69,9 +77,16 @@ def trace_of(
         pager: where its experts were.
         stats: what it cost.
         start_up_s: seconds before it, by part.
+        device: whose device configurations counted.
+        backend: what ran graphs.
+        threads: that it computed with.
     """
     run = Run(
         package=package.manifest.name,
+        file_id=package.file_id.hex(),
+        device=device,
+        backend=backend,
+        threads=threads,
         tokens=stats.prompt_tokens,
         arena_bytes=stats.peak_arena_bytes,
         group_size=pager.group_size,

@@ -34,6 +34,7 @@ Amount = Annotated[int, Meta(ge=0, le=limits.MAX_FILE_LENGTH)]
 Index = Annotated[int, Meta(ge=0, lt=limits.MAX_RECORDS)]
 Identifier = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Text = Annotated[str, Meta(max_length=limits.MAX_TEXT)]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 """At most a week."""
 Microseconds = Annotated[float, Meta(ge=0, le=604_800e6)]
@@ -162,6 +163,10 @@ class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         package: the model's name, as the package gives it.
+        file_id: of the package, hexadecimal.
+        device: whose device configurations counted, where no sizes were asked for.
+        backend: what ran graphs.
+        threads: that it computed with.
         tokens: of the prompt.
         arena_bytes: memory for experts.
         group_size: experts read together.
@@ -172,6 +177,10 @@ class Run(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     package: Text
+    file_id: Digest
+    device: Text
+    backend: Text
+    threads: Index
     tokens: Amount
     arena_bytes: Amount
     group_size: Index

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Built, Pack
+from estream_loader import open_package
 from estream_spec.trace import encode_trace
 from fixtures.pages import Page
 from fixtures.traces import Spans, trace_from
@@ -21,9 +22,11 @@ Document = dict[str, Any]
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def trace(built: Built, tmp_path: Path) -> Path:
     path = tmp_path / "trace.json"
-    path.write_bytes(encode_trace(trace_from(TRACKS, 30e-6, package="tiny")))
+    with open_package(built()) as package:
+        file_id = package.file_id.hex()
+    path.write_bytes(encode_trace(trace_from(TRACKS, 30e-6, file_id=file_id)))
     return path
 
 
@@ -32,11 +35,19 @@ def test_a_page_is_written_and_replaced(built: Built, pack: Pack, tmp_path: Path
     assert pack("inspect", path, "--html", page) == (0, f"wrote {page}\n", "")
     alone = Page(page.read_text("utf-8"))
     assert not alone.classed("track")
-    status, out, err = pack("inspect", path, "--html", page, "--trace", trace)
-    assert (status, out) == (0, f"wrote {page}\n")
-    assert err.startswith("notice: the trace is of 'tiny', the package is ")
+    assert pack("inspect", path, "--html", page, "--trace", trace) == (0, f"wrote {page}\n", "")
     assert len(Page(page.read_text("utf-8")).classed("track")) == 3
     assert {each.name for each in tmp_path.iterdir()} == {"page.html", "trace.json"}
+
+
+def test_a_run_of_another_package_is_not_drawn(built: Built, pack: Pack, tmp_path: Path, trace: Path) -> None:
+    page, other = tmp_path / "page.html", built(experts="w8")
+    status, out, err = pack("inspect", other, "--html", page, "--trace", trace)
+    assert (status, out) == (1, "")
+    for path in (built(), other):
+        with open_package(path) as package:
+            assert package.file_id.hex() in err
+    assert not page.exists()
 
 
 def test_equal_packages_give_equal_pages(built: Built, pack: Pack, tmp_path: Path, trace: Path) -> None:

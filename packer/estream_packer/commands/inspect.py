@@ -73,14 +73,17 @@ def _write_page(found: Inspection, html: Path, trace: Path | None) -> None:
     from estream_loader.small_files import write_over
     from estream_packer.checkpoint.files import InputFile
     from estream_packer.page.document import document
+    from estream_spec.errors import PackError
     from estream_spec.trace import MAX_TRACE_LENGTH, decode_trace
 
     run = None
     if trace is not None:
         with InputFile(trace) as file:
             run = decode_trace(file.read_all(MAX_TRACE_LENGTH), str(trace))
-        if run.other_data.package != found.name:
-            click.echo(f"notice: the trace is of {run.other_data.package!r}, the package is {found.name!r}", err=True)
+        if run.other_data.file_id != found.file_id:
+            message = f"the trace is of a package with file id {run.other_data.file_id}, this one has {found.file_id}"
+            hint = "trace this package, or inspect the one that was traced"
+            raise PackError(message, path=str(trace), hint=hint)
     write_over(html, document(found, run).encode())
     click.echo(f"wrote {html}")
 

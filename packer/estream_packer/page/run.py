@@ -60,6 +60,9 @@ def _settings(run: Run) -> dict[str, str]:
     stats = run.stats
     return {
         "package": run.package,
+        "file id": run.file_id,
+        "device": run.device,
+        "computing": f"{run.threads:,} threads, {run.backend}",
         "arena": f"{run.arena_bytes:,} bytes in {run.banks:,} banks, groups of {run.group_size:,}",
         "policy": run.policy,
         "lanes": f"{run.lanes:,}",

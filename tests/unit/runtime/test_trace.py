@@ -44,6 +44,9 @@ def test_tracks_are_sound_and_every_lane_and_bank_has_one(packed: PackageFactory
     assert list(trace.tracks()) == ["computing", "lane 0", "lane 1", "lane 2", "bank 0", "bank 1"]
     run = trace.other_data
     assert (run.package, run.tokens, run.arena_bytes) == ("olmoe", len(PROMPT), ARENA)
+    assert (run.device, run.backend, run.threads) == ("generic", "portable", len(os.sched_getaffinity(0)))
+    with open_package(packed()) as package:
+        assert run.file_id == package.file_id.hex()
     assert (run.group_size, run.banks, run.lanes, run.policy) == (2, 2, 3, "pre-routing")
 
 

@@ -43,6 +43,10 @@ def trace() -> Trace:
     )
     run = Run(
         package="a model",
+        file_id="5e" * 32,
+        device="phone",
+        backend="portable",
+        threads=2,
         tokens=7,
         arena_bytes=8192,
         group_size=1,
@@ -98,6 +102,7 @@ def last(**change: object) -> Edit:
         (lambda document: document.pop("otherData"), "missing required field `otherData`"),
         (lambda document: document.update(colour=1), "unknown field `colour`"),
         (lambda document: document["otherData"]["stats"].update(bubble=1.5), "`float` <= 1.0"),
+        (lambda document: document["otherData"].update(file_id="5E" * 32), "regex"),
         (last(ph="B"), "value 'B'"),
         (last(name="sleeping"), "'sleeping'"),
         (last(ts=-1.0), "`float` >= 0.0"),
