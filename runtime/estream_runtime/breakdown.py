@@ -31,11 +31,19 @@ def lane_busy_s(trace: Trace) -> dict[str, float]:
 
 
 def breakdown(trace: Trace) -> list[str]:
-    """The table, line by line, in 80 characters or less but for how bytes were read."""
+    """The table, line by line, in 80 characters or less but for how bytes were read and a device's long name."""
     run = trace.other_data
     left, right = _computing(run), _reading(trace)
     beside = [f"{one or '':{_LEFT}}{other or ''}".rstrip() for one, other in zip_longest(left, right)]
-    return [*_start_up(run.stats), "", *beside, "", *_in_words(run.stats)]
+    return [_setting(run), "", *_start_up(run.stats), "", *beside, "", *_in_words(run.stats)]
+
+
+def _setting(run: Run) -> str:
+    """What ran and how, in a line."""
+    unit, size = ("MiB", 1 << 20) if run.arena_bytes >= 1 << 20 else ("KiB", 1 << 10)
+    arena = f"arena {run.arena_bytes / size:.1f} {unit}, {run.banks:,} banks of {run.group_size}"
+    how = f"{run.lanes} lanes, {run.threads} threads, {run.backend}"
+    return f"{printable(run.device)}: {run.policy}, {arena}, {how}"
 
 
 def _start_up(stats: RunStats) -> list[str]:

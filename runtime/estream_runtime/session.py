@@ -224,6 +224,9 @@ class Session:
     def trace(self, token_ids: TokenIds) -> Trace:
         """What happens when in a prefill. Raises as `forward` does.
 
+        What brings all experts into the arena, where they stay there, is no part of it: the trace counts that as a part
+        of the start, `experts`.
+
         Args:
             token_ids: the prompt.
 
@@ -232,8 +235,12 @@ class Session:
         """
         prompt = self._prompt(token_ids)
         meter = self._meter(prompt)
-        program, _ = self._programs.for_rows(len(prompt), self._model)
+        program, load = self._programs.for_rows(len(prompt), self._model)
         self._interpreter.pager.divide(program.bank_count, program.group_size)  # before anyone watches the banks
+        laps = Laps()
+        if load is not None:
+            self._interpreter.load(load)
+            laps.end("experts")
         with recorded(self._interpreter) as recording, meter.running():
             self._run(Batch.of(prompt), self._interpreter.last_logits)
         return trace_of(
@@ -241,7 +248,7 @@ class Session:
             self._package,
             self._interpreter.pager,
             meter.stats(),
-            self.start_up_s,
+            {**self.start_up_s, **laps.seconds},
             device=self._programs.device,
             backend=self._backend.name,
             threads=self.threads,

@@ -31,7 +31,11 @@ def test_table_and_picture(trace: Run, packed: PackageFactory) -> None:
     status, out, err = trace(packed(), "--tokens", "40", "--arena", "64K")
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert all(len(line) <= 80 for line in lines if not line.startswith("reading "))
+    assert all(len(line) <= 80 for line in lines[1:] if not line.startswith("reading "))
+    head = "generic: pre-routing, arena 64.0 KiB, 2 banks of 2, 2 lanes, "
+    assert lines[0].startswith(head)
+    assert lines[0].endswith(" threads, portable")
+    lines = lines[2:]
     first = [line.split("  ")[0] or line.strip().split("  ")[0] for line in lines]
     assert first[:3] == ["start-up", "process", "package"]
     for words in ("prefill, 40 tokens", "waiting for reads", "attention", "expansion of experts", "other", "bubble"):

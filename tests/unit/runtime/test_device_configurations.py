@@ -115,6 +115,15 @@ def test_a_trace_shows_the_banks_of_its_own_configuration(
         assert (trace.other_data.group_size, trace.other_data.policy) == (own.group_size, own.policy)
 
 
+@pytest.mark.parametrize("choices", [RESIDENT_WHEN_SHORT])
+def test_what_brings_all_experts_in_is_no_part_of_the_prefill_traced(session: Session) -> None:
+    for prompt, resident in ((SHORT, True), (LONG, False)):
+        stats = session.trace(prompt).other_data.stats
+        assert ("experts" in stats.start_up_s) == resident
+        assert (stats.bytes_read == 0) == (stats.pieces == 0) == resident
+        assert resident == (stats.activity_s["wait"] == 0)
+
+
 def test_a_program_of_the_package_runs_for_each_length(
     session: Session, choices: tuple[DeviceConfiguration, ...]
 ) -> None:
