@@ -20,6 +20,7 @@ _WORDS: Final[dict[Activity, str]] = {
     "head": "head",
 }
 """What the table calls activities, in its order."""
+_UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _LEFT: Final = 44
 """Characters of the left column."""
 
@@ -40,8 +41,7 @@ def breakdown(trace: Trace) -> list[str]:
 
 def _setting(run: Run) -> str:
     """What ran and how, in a line."""
-    unit, size = ("MiB", 1 << 20) if run.arena_bytes >= 1 << 20 else ("KiB", 1 << 10)
-    arena = f"arena {run.arena_bytes / size:.1f} {unit}, {run.banks:,} banks of {run.group_size}"
+    arena = f"arena {_bytes_text(run.arena_bytes)}, {run.banks:,} banks of {run.group_size}"
     how = f"{run.lanes} lanes, {run.threads} threads, {run.backend}"
     return f"{printable(run.device)}: {run.policy}, {arena}, {how}"
 
@@ -79,6 +79,7 @@ def _in_words(stats: RunStats) -> list[str]:
         f"floor    {floor:.3f} s, the longer of computing, {stats.compute_busy_s:.3f} s, and reading, "
         f"{stats.io_busy_s:.3f} s",
         f"total    {stats.total_s:.3f} s" + (f", {stats.total_s / floor:.2f} times the floor" if floor else ""),
+        f"memory   {_bytes_text(stats.peak_resident_bytes)} resident at most, all that plan --memory counts",
         f"reading  {printable(stats.reading_mode)}",
     ]
 
@@ -89,3 +90,8 @@ def _row(words: str, seconds: float, of: float | None = None) -> str:
 
 def _share(seconds: float, of: float) -> str:
     return f"{seconds / of:.1%}" if of else ""
+
+
+def _bytes_text(count: int) -> str:
+    unit, size = next((each for each in _UNITS if count >= each[1]), _UNITS[-1])
+    return f"{count / size:.1f} {unit}"

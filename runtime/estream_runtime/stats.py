@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ class Stats:
         bytes_read: bytes of expert records read.
         reads: reads of expert records.
         peak_arena_bytes: the arena's size; it never grows.
+        peak_resident_bytes: most memory that the process has had resident so far, everything included. A process takes
+            over the peak of the one that started it, where that is higher.
         policy: when experts of the prompt are read: `pre-routing`, `post-routing`, `on-demand` or `resident`.
         lanes: reads outstanding at a time, at most.
         reading_mode: whether the page cache is bypassed: `direct`, `direct, unproven: REASON` or `buffered: REASON`.
@@ -47,6 +50,7 @@ class Stats:
     bytes_read: int
     reads: int
     peak_arena_bytes: int
+    peak_resident_bytes: int
     policy: str
     lanes: int
     reading_mode: str
@@ -130,6 +134,7 @@ class Meter:
             bytes_read=int(bytes_read),
             reads=int(reads),
             peak_arena_bytes=self._interpreter.pager.arena.length,
+            peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
             policy=self._policy,
             lanes=self._interpreter.pager.lanes,
             reading_mode=self._interpreter.pager.mode,

@@ -103,6 +103,7 @@ def trace_of(
             bytes_read=stats.bytes_read,
             reads=stats.reads,
             pieces=len(recording.pieces),
+            peak_resident_bytes=stats.peak_resident_bytes,
             reading_mode=stats.reading_mode,
         ),
     )

@@ -128,6 +128,7 @@ class RunStats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bytes_read: bytes of expert records read.
         reads: reads of expert records.
         pieces: pieces they were read in.
+        peak_resident_bytes: most memory that the process had resident until the end of the run.
         reading_mode: whether the page cache is bypassed.
     """
 
@@ -140,6 +141,7 @@ class RunStats(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes_read: Amount
     reads: Amount
     pieces: Amount
+    peak_resident_bytes: Amount
     reading_mode: Text
 
     @property

@@ -67,6 +67,7 @@ def _settings(run: Run) -> dict[str, str]:
         "policy": run.policy,
         "lanes": f"{run.lanes:,}",
         "read": f"{stats.bytes_read:,} bytes in {stats.reads:,} reads, {stats.pieces:,} pieces",
+        "memory": f"{stats.peak_resident_bytes:,} bytes resident at most, everything included",
         "reading mode": stats.reading_mode,
     }
 

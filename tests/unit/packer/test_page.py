@@ -144,6 +144,7 @@ def test_the_run_is_told_in_figures_words_and_a_picture(found: Inspection) -> No
     ]
     assert "layer 0: 0 µs to 1.00 s" in page.text()
     assert "Computing waited for experts during 40.0% of the run" in page.text()
+    assert "209,715,200 bytes resident at most" in page.text()
     [timeline] = [each for _, each in page.elements if each.get("id") == "timeline"]
     assert timeline["tabindex"] == "0"
 

@@ -135,6 +135,7 @@ def test_parts_add_up(packed: PackageFactory) -> None:
     assert sum(stats.activity_s.values()) + stats.other_s == pytest.approx(stats.total_s)
     assert 0 <= stats.other_s < stats.total_s
     assert stats.compute_busy_s == pytest.approx(sum(stats.activity_s.values()) - stats.activity_s["wait"])
+    assert stats.peak_resident_bytes > ARENA
     assert stats.floor_s <= stats.total_s
     assert sum(lane_busy_s(trace).values()) >= stats.io_busy_s * 0.99
     assert list(stats.start_up_s) == ["programs", "backend", "arena", "dense weights", "embedding"]

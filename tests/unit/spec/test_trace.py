@@ -39,6 +39,7 @@ def trace() -> Trace:
         bytes_read=4096,
         reads=1,
         pieces=1,
+        peak_resident_bytes=200 << 20,
         reading_mode="direct",
     )
     run = Run(
