@@ -214,7 +214,7 @@ class Package:
         from tokenizers import Tokenizer
 
         if (data := self.tokenizer_json) is None:
-            hint = "it was built from a checkpoint without tokenizer.json; only token ids, from Python, can be given"
+            hint = "only token ids, from Python, can be given"
             raise LinkError("the package has no tokenizer", path=self.source.name, hint=hint)
         with tokenizer_faults(self.source.name):
             tokenizer = Tokenizer.from_str(data.decode())

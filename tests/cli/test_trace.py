@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -13,8 +14,11 @@ import pytest
 
 from cli.conftest import Run
 from estream_loader import open_package
+from estream_packer.build import build
+from estream_packer.recipe import BuildOptions
 from estream_runtime.cli import PROGRAM
 from estream_spec.trace import ACTIVITIES, decode_trace
+from fixtures.olmoe import CheckpointFactory
 from fixtures.packed import PackageFactory
 
 PROMPT = "in the beginning"
@@ -130,6 +134,20 @@ def test_a_place_that_cannot_be_written(trace: Run, packed: PackageFactory, tmp_
     assert (status, out) == (1, "")  # before the run, which may take minutes
     assert "is a directory" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_tokenizer_there_are_random_tokens(
+    trace: Run, olmoe_checkpoint: CheckpointFactory, tmp_path: Path
+) -> None:
+    shutil.copytree(olmoe_checkpoint("base"), tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "tokenizer.json").unlink()
+    path = tmp_path / "mute.emoe"
+    build(tmp_path / "checkpoint", path, BuildOptions(jobs=1))
+    assert trace(path, "--prompt", PROMPT) == (
+        *(1, ""),
+        f"{PROGRAM}: error: the package has no tokenizer (at {path})\n{PROGRAM}: hint: give --tokens N\n",
+    )
+    assert trace(path, "--tokens", "3").code == 0
 
 
 @pytest.mark.parametrize(

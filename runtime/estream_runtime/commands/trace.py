@@ -19,6 +19,7 @@ from estream_runtime.commands.options import session_options
 from estream_runtime.session import Session
 from estream_runtime.text import encode_prompt
 from estream_runtime.timeline import BLOCKS, LETTERS, timeline
+from estream_spec.errors import LinkError
 from estream_spec.limits import MAX_DIMENSION
 from estream_spec.trace import Trace, encode_trace
 
@@ -39,6 +40,8 @@ def command(session: Session, prompt: str | None, tokens: int | None, output: Pa
     opens in ui.perfetto.dev and in chrome://tracing.
     """
     if prompt is not None and tokens is None:
+        if session.package.tokenizer_json is None:
+            raise LinkError("the package has no tokenizer", path=session.package.source.name, hint="give --tokens N")
         token_ids = np.array(encode_prompt(session.package, prompt), np.int64)
     elif prompt is None and tokens is not None:
         token_ids = _random_ids(tokens, session.package.manifest.model.vocabulary)
