@@ -31,15 +31,18 @@ class Probe:
         profile: the figures.
         computing: what computed, in words: backend, threads, expert graph.
         layers: how long a layer took, by prompt length.
+        spread: how far the middle half of the measurements of one prompt is apart, as a share of their median; the
+            median over prompts.
     """
 
     profile: DeviceProfile
     computing: str
     layers: tuple[LayerTime, ...]
+    spread: float
 
 
 def probe(package: Package, name: str, threads: int | None, progress: Progress) -> Probe:
-    """Measure this device with a package, for about a minute.
+    """Measure this device with a package, for a minute or so, longer where reading is slow.
 
     Args:
         package: an open package, in a file on the storage that is to be measured.
@@ -69,7 +72,7 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
         computing = _computing(session)
         clock = LayerClock(session, held)
         progress.begin("computing", probe_computing.measurements(lengths))
-        layers = probe_computing.layer_times(clock, lengths, progress)
+        layers, spread = probe_computing.layer_times(clock, lengths, progress)
         group_s, toll_s = probe_computing.toll(clock, progress)
     longer = "what layers take longer while experts are read and proven"
     head_source = f"median of one row; {computing}"
@@ -85,7 +88,7 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
         read_group_toll_s=_seconds(group_s, f"{longer} one by one and not in large groups; {computing}"),
         memory_bytes=Count(value=memory_bytes, basis="measured", source=memory_source),
     )
-    return Probe(profile=profile, computing=computing, layers=tuple(layers))
+    return Probe(profile=profile, computing=computing, layers=tuple(layers), spread=spread)
 
 
 def _computing(session: Session) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Final
 
 import numpy as np
@@ -249,8 +249,11 @@ def prompt_lengths(model: ModelDescription) -> list[int]:
     return [1 << shift for shift in range(most.bit_length())]
 
 
-def layer_times(clock: LayerClock, lengths: Sequence[int], progress: Progress) -> list[LayerTime]:
-    """Medians for each prompt length. All lengths are run once a round, so that what disturbs one disturbs all."""
+def layer_times(clock: LayerClock, lengths: Sequence[int], progress: Progress) -> tuple[list[LayerTime], float]:
+    """Medians for each prompt length, and how far the measurements behind them are apart.
+
+    All lengths are run once a round, so that what disturbs one disturbs all.
+    """
     found: list[list[LayerTime]] = [[] for _ in lengths]
     begun = time.perf_counter()
     for number in range(MAX_ROUNDS):
@@ -259,7 +262,7 @@ def layer_times(clock: LayerClock, lengths: Sequence[int], progress: Progress) -
         for runs, tokens in zip(found, lengths, strict=True):
             runs.append(clock.run(tokens))
             progress.advance(1)
-    return [_typical(runs) for runs in found]
+    return [_typical(runs) for runs in found], median(_spread(runs[1:]) for runs in found)
 
 
 def toll(clock: LayerClock, progress: Progress) -> tuple[float, float]:
@@ -287,6 +290,13 @@ def toll(clock: LayerClock, progress: Progress) -> tuple[float, float]:
 def measurements(lengths: Sequence[int]) -> int:
     """How many steps `layer_times` and `toll` report to their progress, at most."""
     return MAX_ROUNDS * len(lengths) + _TOLL_ROUNDS * len(_TOLL_TOKENS)
+
+
+def _spread(runs: Sequence[LayerTime]) -> float:
+    """How far the middle half of the runs is apart, as a share of the median: a few that are long do no harm."""
+    seconds = [run.other_s + run.experts_s for run in runs]
+    first, _, third = quantiles(seconds, n=4, method="inclusive")
+    return (third - first) / median(seconds)
 
 
 def _typical(runs: Sequence[LayerTime]) -> LayerTime:

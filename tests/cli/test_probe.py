@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from fixtures.packed import PackageFactory
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures next to nothing, and believes that the page cache is bypassed."""
+    """Measures next to nothing, believes that the page cache is bypassed, and does not mind noise."""
+    monkeypatch.setattr("estream_runtime.commands.probe.NOISY", math.inf)
     monkeypatch.setattr(probe_reading, "ROUNDS", 1)
     monkeypatch.setattr(probe_reading, "CELL_S", 0.0)
     monkeypatch.setattr(probe_computing, "BUDGET_S", 0.0)
@@ -44,6 +47,15 @@ def test_json_is_the_profile(packed: PackageFactory, run: Run) -> None:
     status, out, err = run("probe", packed(), "--threads", "1", "--json")
     assert (status, err) == (0, "")
     assert decode_profile(out.encode(), "stdout").name == "probed"
+
+
+@pytest.mark.usefixtures("_quick")
+def test_measurements_that_vary_are_told(packed: PackageFactory, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("estream_runtime.commands.probe.NOISY", -1.0)
+    status, out, err = run("probe", packed(), "--threads", "1", "--json")
+    assert status == 0
+    decode_profile(out.encode(), "stdout")
+    assert re.fullmatch(r"notice: measurements vary by \d+%: probe again on a quiet device\n", err)
 
 
 def test_place_that_cannot_be_written_is_refused_before_anything_is_measured(

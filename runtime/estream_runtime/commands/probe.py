@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -16,6 +17,9 @@ from estream_runtime.probe import Probe, probe
 from estream_runtime.session import MAX_THREADS
 from estream_spec.limits import MAX_NAME
 from estream_spec.profile import NAME_PATTERN, encode_profile
+
+NOISY: Final = 0.2
+"""Above this share, the middle half of what is measured for one thing is too far apart."""
 
 
 def profile_name(text: str) -> str:
@@ -36,10 +40,12 @@ def profile_name(text: str) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 def command(package: Path, output: Path | None, name: str, threads: int | None, as_json: bool) -> None:
-    """Measure how fast this device reads PACKAGE and computes with it, for about a minute.
+    """Measure how fast this device reads PACKAGE and computes with it.
 
-    The result is a device profile, which `estream-pack plan` takes. Reads go to PACKAGE itself and past the page cache;
-    where that is not proven, nothing is measured. Keep the device quiet meanwhile.
+    That takes a minute or so, longer where reading is slow; keep the device quiet meanwhile. Reads go to PACKAGE itself
+    and past the page cache; where that is not proven, nothing is measured.
+
+    The result is a device profile, which `estream-pack plan` takes. Without -o it is shown and not kept.
     """
     if output is not None:
         require_writable(output)  # before a minute is spent
@@ -47,6 +53,8 @@ def command(package: Path, output: Path | None, name: str, threads: int | None, 
         found = probe(opened, name, threads, progress)
     if output is not None:
         write_over(output, encode_profile(found.profile))
+    if found.spread > NOISY:
+        click.echo(f"notice: measurements vary by {found.spread:.0%}: probe again on a quiet device", err=True)
     if as_json:
         print_json(found.profile)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from estream_loader.reading import Reader
 from estream_packer.planning import plan_prompts
 from estream_runtime import probe_computing, probe_reading
 from estream_runtime.probe import Probe, probe
-from estream_runtime.probe_computing import Held
+from estream_runtime.probe_computing import Held, LayerClock, LayerTime
 from estream_spec.errors import LinkError
 from estream_spec.profile import Described, decode_profile, encode_profile
 from estream_spec.schedule import ExpertShape
@@ -102,6 +103,19 @@ class TestProfile:
         assert found.layers[-1].active == EXPERTS
         assert "backend portable, 1 threads, expert graph of " in found.computing
         assert found.computing in found.profile.about
+
+    def test_how_far_measurements_are_apart(self, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+        rounds = 9.0, 3.0, 2.0  # the first is left out
+        seconds = itertools.chain([1.0], itertools.cycle(rounds))  # after one to warm up
+
+        def timed(clock: LayerClock, tokens: int) -> LayerTime:
+            took = next(seconds) / 2
+            return LayerTime(tokens=tokens, other_s=took, experts_s=took, head_s=1.0, active=1, rows=1)
+
+        monkeypatch.setattr(LayerClock, "run", timed)
+        monkeypatch.setattr(probe_computing, "toll", lambda *_: (0.0, 0.0))
+        monkeypatch.setattr(probe_computing, "prompt_lengths", lambda model: [1])
+        assert probed(packed).spread == pytest.approx(0.5 / 2.5)
 
     def test_planner_takes_it_and_has_no_figure_to_doubt(self, packed: PackageFactory) -> None:
         planned = plan_prompts(str(packed()), probed(packed).profile, 1 << 30, [1, 16])
