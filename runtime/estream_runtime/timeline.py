@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from estream_spec.trace import COMPUTING, Event, Trace
+from estream_spec.trace import COMPUTING, IDLE, Event, Trace
 
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 """Heights of a cell, from nothing to all of it."""
@@ -37,19 +37,19 @@ def timeline(trace: Trace, width: int, marks: str) -> list[str]:
     lines = []
     for name, events in tracks.items():
         if name == COMPUTING:
-            lines.append((name, [each for each in events if each.name != "wait"]))
+            lines.append((name, [each for each in events if each.name not in IDLE]))
             lines.append(("waiting", [each for each in events if each.name == "wait"]))
         elif name.startswith("lane "):
             lines.append((name, events))
     banks = [(name, events) for name, events in tracks.items() if name.startswith("bank ")]
-    lines += [(name, [each for each in events if each.name != "filling"]) for name, events in banks[:MOST_BANKS]]
+    lines += [(name, [each for each in events if each.name not in IDLE]) for name, events in banks[:MOST_BANKS]]
     label = max(len(name) for name, _ in lines) + 1
     cells = max(width, LEAST_WIDTH) - label - len("|| 100%")
     drawn = [_line(name.ljust(label), shares(events, end, cells), marks) for name, events in lines]
     seconds = f"{trace.other_data.stats.total_s:.3f} s"
     axis = f"{'':{label}}0{seconds:>{cells + 1}}"
     more = f", and {len(banks) - MOST_BANKS} more of them" if len(banks) > MOST_BANKS else ""
-    return [axis, *drawn, f"banks while they are ready or in use{more}"]
+    return [axis, *drawn, f"banks while they are full, that is, ready or in use{more}"]
 
 
 def shares(events: Iterable[Event], end: float, cells: int) -> npt.NDArray[np.float64]:

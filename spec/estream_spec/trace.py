@@ -41,6 +41,9 @@ Microseconds = Annotated[float, Meta(ge=0, le=604_800e6)]
 
 ACTIVITIES: Final[tuple[Activity, ...]] = get_args(Activity)
 BANK_EVENTS: Final[tuple[BankEvent, ...]] = get_args(BankEvent)
+IDLE: Final = frozenset({"wait", "filling"})
+"""What counts for nothing in the share of a track: computing is busy but for waiting, a bank is full once it is filled,
+be its experts ready or in use."""
 COMPUTING: Final = "computing"
 """The track of what computes; every trace has it."""
 MAX_TRACE_LENGTH: Final = 1 << 27

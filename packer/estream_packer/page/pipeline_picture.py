@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_packer.markup import Markup, element
-from estream_spec.trace import ACTIVITIES, BANK_EVENTS, COMPUTING, Event, Trace
+from estream_spec.trace import ACTIVITIES, BANK_EVENTS, COMPUTING, IDLE, Event, Trace
 
 CELLS: Final = 20_000
 """Spans of time in a track: about twenty for each point of a wide screen."""
@@ -29,8 +29,6 @@ MAX_LAYERS: Final = 1024
 """Stretches of layers drawn above the tracks."""
 KINDS: Final = (*ACTIVITIES, "read", *BANK_EVENTS)
 """What has a colour of its own, in the order of the legend."""
-IDLE: Final = frozenset({"wait", "filling", "ready"})
-"""What a track does that is not counted as busy: waiting, be it for experts or, with experts, for computing."""
 TICKS: Final = 6
 """Marks on the axis, about."""
 LABELLED_WIDTH: Final = 1.5
@@ -95,10 +93,11 @@ def _track(name: str, events: Sequence[Event], total: float) -> Markup:
             spent = sum(event.dur for event in events if event.name == kind)
             title = element("title", f"{name}: {kind}, in all {duration_text(spent)}, {spent / total:.1%} of the run")
             paths.append(element("path", title, class_=f"line-{kind_class(kind)}", d=steps))
-    label = element("span", name, element("small", f" {busy / total:.0%}"))
+    word = "full" if name.startswith("bank ") else "busy"
+    label = element("span", name, element("small", f" {busy / total:.0%} {word}"))
     box = element(
         "svg", *paths, class_="track", viewBox=f"0 0 {CELLS} 1", preserveAspectRatio="none", width="100%", height=24,
-        role="img", aria_label=f"{name}: busy {busy / total:.1%} of the run",
+        role="img", aria_label=f"{name}: {word} {busy / total:.1%} of the run",
     )  # fmt: skip
     return Markup(label + box)
 

@@ -26,7 +26,7 @@ RUN: dict[str, Spans] = {
     "computing": [("embed", 0, 100_000), ("wait", 100_000, 400_000), ("products", 500_000, 500_000)],
     "lane 0": [("read", 0, 500_000)],
     "lane 1": [],
-    "bank 0": [("filling", 0, 500_000), ("in use", 500_000, 500_000)],
+    "bank 0": [("filling", 0, 400_000), ("ready", 400_000, 100_000), ("in use", 500_000, 500_000)],
 }
 COLOURED = "fill-", "line-"
 HOSTILE = (
@@ -140,8 +140,9 @@ def test_the_run_is_told_in_figures_words_and_a_picture(found: Inspection) -> No
         "computing: busy 60.0% of the run",
         "lane 0: busy 50.0% of the run",
         "lane 1: busy 0.0% of the run",
-        "bank 0: busy 50.0% of the run",
+        "bank 0: full 60.0% of the run",
     ]
+    assert page.text().count(" 60% full") == 1
     assert "layer 0: 0 µs to 1.00 s" in page.text()
     assert "Computing waited for experts during 40.0% of the run" in page.text()
     assert "209,715,200 bytes resident at most" in page.text()
