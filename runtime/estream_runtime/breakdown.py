@@ -6,20 +6,8 @@ from itertools import zip_longest
 from typing import Final
 
 from estream_spec.errors import printable
-from estream_spec.trace import Activity, Run, RunStats, Trace
+from estream_spec.trace import WORDS, Run, RunStats, Trace
 
-_WORDS: Final[dict[Activity, str]] = {
-    "wait": "waiting for reads",
-    "attention": "attention",
-    "route": "routing",
-    "expand": "expansion of experts",
-    "gather": "gather of rows",
-    "products": "matrix products",
-    "scatter": "scatter",
-    "embed": "embedding",
-    "head": "head",
-}
-"""What the table calls activities, in its order."""
 _UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _LEFT: Final = 44
 """Characters of the left column."""
@@ -53,7 +41,7 @@ def _start_up(stats: RunStats) -> list[str]:
 
 def _computing(run: Run) -> list[str]:
     stats = run.stats
-    parts = {words: stats.activity_s.get(activity, 0.0) for activity, words in _WORDS.items()}
+    parts = {words: stats.activity_s.get(activity, 0.0) for activity, words in WORDS.items()}
     parts["other"] = stats.other_s
     rows = [_row(f"  {words}", seconds, stats.total_s) for words, seconds in parts.items()]
     return [_row(f"prefill, {run.tokens:,} tokens", stats.total_s), *rows]

@@ -157,7 +157,7 @@ class Session:
             dense, experts = DenseWeights(package, opened, scratch), ExpertWeights(package, opened, scratch)
             laps.end("dense weights")
             self._interpreter = Interpreter(self._model, opened, pager, EmbeddingRows(package), dense, experts)
-            laps.end("embedding")
+            laps.end("embedding proven")
             self._resources = stack.pop_all()
         self.start_up_s: dict[str, float] = laps.seconds
 

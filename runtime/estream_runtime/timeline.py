@@ -49,7 +49,7 @@ def timeline(trace: Trace, width: int, marks: str) -> list[str]:
     seconds = f"{trace.other_data.stats.total_s:.3f} s"
     axis = f"{'':{label}}0{seconds:>{cells + 1}}"
     more = f", and {len(banks) - MOST_BANKS} more of them" if len(banks) > MOST_BANKS else ""
-    return [axis, *drawn, f"banks while they are full, that is, ready or in use{more}"]
+    return [axis, *drawn, f"banks while full: ready or in use{more}"]
 
 
 def shares(events: Iterable[Event], end: float, cells: int) -> npt.NDArray[np.float64]:

@@ -40,6 +40,18 @@ Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 Microseconds = Annotated[float, Meta(ge=0, le=604_800e6)]
 
 ACTIVITIES: Final[tuple[Activity, ...]] = get_args(Activity)
+WORDS: Final[dict[Activity, str]] = {
+    "wait": "waiting for reads",
+    "attention": "attention",
+    "route": "routing",
+    "expand": "expansion of experts",
+    "gather": "gather of rows",
+    "products": "matrix products",
+    "scatter": "scatter",
+    "embed": "embedding",
+    "head": "head",
+}
+"""What activities are called where people read of them, in the order of tables."""
 BANK_EVENTS: Final[tuple[BankEvent, ...]] = get_args(BankEvent)
 IDLE: Final = frozenset({"wait", "filling"})
 """What counts for nothing in the share of a track: computing is busy but for waiting, a bank is full once it is filled,

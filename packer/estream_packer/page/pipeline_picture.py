@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_packer.markup import Markup, element
-from estream_spec.trace import ACTIVITIES, BANK_EVENTS, COMPUTING, IDLE, Event, Trace
+from estream_spec.trace import ACTIVITIES, BANK_EVENTS, COMPUTING, IDLE, WORDS, Event, Trace
 
 CELLS: Final = 20_000
 """Spans of time in a track: about twenty for each point of a wide screen."""
@@ -69,6 +69,11 @@ def kind_class(name: str) -> str:
     return name.replace(" ", "-")
 
 
+def kind_words(name: str) -> str:
+    """What a kind of event is called where people read it."""
+    return next((words for activity, words in WORDS.items() if activity == name), name)
+
+
 def duration_text(microseconds: float) -> str:
     """A time with three figures and a unit that suits it."""
     unit, size = next(((unit, size) for unit, size in (("s", 1e6), ("ms", 1e3)) if microseconds >= size), ("µs", 1.0))
@@ -91,7 +96,9 @@ def _track(name: str, events: Sequence[Event], total: float) -> Markup:
     for number, kind in enumerate(KINDS):
         if steps := _steps(cells, number):
             spent = sum(event.dur for event in events if event.name == kind)
-            title = element("title", f"{name}: {kind}, in all {duration_text(spent)}, {spent / total:.1%} of the run")
+            title = element(
+                "title", f"{name}: {kind_words(kind)}, in all {duration_text(spent)}, {spent / total:.1%} of the run"
+            )
             paths.append(element("path", title, class_=f"line-{kind_class(kind)}", d=steps))
     word = "full" if name.startswith("bank ") else "busy"
     label = element("span", name, element("small", f" {busy / total:.0%} {word}"))

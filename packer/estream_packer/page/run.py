@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from estream_packer.markup import Markup, element, join, swatch
-from estream_packer.page.pipeline_picture import KINDS, duration_text, kind_class, pipeline_picture
+from estream_packer.page.pipeline_picture import KINDS, duration_text, kind_class, kind_words, pipeline_picture
 from estream_packer.page.tables import bar, figures, pairs, table
-from estream_spec.trace import ACTIVITIES, Run, Trace
+from estream_spec.trace import WORDS, Run, Trace
 
 MOVES: Final = (("in", "Closer"), ("out", "Further"), ("left", "Earlier"), ("right", "Later"), ("all", "Whole run"))
 """What the buttons do, and what they are called."""
@@ -75,12 +75,12 @@ def _settings(run: Run) -> dict[str, str]:
 def _activities(run: Run) -> Markup:
     """Where the time of computing went; what is no activity is there too, so that it adds up."""
     spent = run.stats.activity_s
-    times: dict[str, float] = {name: spent[name] for name in ACTIVITIES if name in spent}
+    times: dict[str, float] = {name: spent[name] for name in WORDS if name in spent}
     times["other"] = run.stats.other_s
     total = sum(times.values()) or 1.0
     rows = [
         (
-            join(swatch(kind_class(name)), name),
+            join(swatch(kind_class(name)), kind_words(name)),
             _seconds(seconds),
             join(bar(seconds / total), f" {seconds / total:.1%}"),
         )
@@ -97,7 +97,7 @@ def _start_up(run: Run) -> Markup:
 
 def _legend(trace: Trace) -> Markup:
     there = {event.name for events in trace.tracks().values() for event in events}
-    items = [element("li", swatch(kind_class(kind)), kind) for kind in KINDS if kind in there]
+    items = [element("li", swatch(kind_class(kind)), kind_words(kind)) for kind in KINDS if kind in there]
     return element("ul", *items, class_="legend")
 
 

@@ -144,6 +144,12 @@ def test_the_run_is_told_in_figures_words_and_a_picture(found: Inspection) -> No
     ]
     assert page.text().count(" 60% full") == 1
     assert "layer 0: 0 µs to 1.00 s" in page.text()
+    titles = [text for tag, text in page.texts if tag == "title"]
+    assert "computing: matrix products, in all 500 ms, 50.0% of the run" in titles
+    legend = [text.strip() for tag, text in page.texts if tag == "li"][-7:]
+    assert legend == [
+        *("embedding", "waiting for reads", "matrix products", "read", "filling", "ready", "in use"),
+    ]
     assert "Computing waited for experts during 40.0% of the run" in page.text()
     assert "209,715,200 bytes resident at most" in page.text()
     [timeline] = [each for _, each in page.elements if each.get("id") == "timeline"]

@@ -138,7 +138,7 @@ def test_parts_add_up(packed: PackageFactory) -> None:
     assert stats.peak_resident_bytes > ARENA
     assert stats.floor_s <= stats.total_s
     assert sum(lane_busy_s(trace).values()) >= stats.io_busy_s * 0.99
-    assert list(stats.start_up_s) == ["programs", "backend", "arena", "dense weights", "embedding"]
+    assert list(stats.start_up_s) == ["programs", "backend", "arena", "dense weights", "embedding proven"]
 
 
 def test_results_do_not_change(packed: PackageFactory) -> None:

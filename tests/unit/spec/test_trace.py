@@ -8,7 +8,9 @@ import pytest
 
 from estream_spec.errors import MalformedError
 from estream_spec.trace import (
+    ACTIVITIES,
     MAX_TRACE_LENGTH,
+    WORDS,
     Category,
     Details,
     Event,
@@ -70,6 +72,10 @@ def trace() -> Trace:
 
 def test_a_trace_survives_encoding() -> None:
     assert decode_trace(encode_trace(trace()), "trace.json") == trace()
+
+
+def test_every_activity_has_words() -> None:
+    assert set(WORDS) == set(ACTIVITIES)
 
 
 def test_it_is_what_perfetto_and_chrome_read() -> None:
