@@ -11,6 +11,8 @@ from estream_spec.trace import WORDS, Run, Trace
 
 MOVES: Final = (("in", "Closer"), ("out", "Further"), ("left", "Earlier"), ("right", "Later"), ("all", "Whole run"))
 """What the buttons do, and what they are called."""
+OTHER: Final = "gap", "other"
+"""Colour and name of what is no activity: a gap in the track of computing."""
 KEYS: Final = "or drag, or the arrow keys, + and − and 0, or the wheel with Ctrl"
 
 
@@ -75,16 +77,16 @@ def _settings(run: Run) -> dict[str, str]:
 def _activities(run: Run) -> Markup:
     """Where the time of computing went; what is no activity is there too, so that it adds up."""
     spent = run.stats.activity_s
-    times: dict[str, float] = {name: spent[name] for name in WORDS if name in spent}
-    times["other"] = run.stats.other_s
+    times = {(kind_class(name), words): spent[name] for name, words in WORDS.items() if name in spent}
+    times[OTHER] = run.stats.other_s
     total = sum(times.values()) or 1.0
     rows = [
         (
-            join(swatch(kind_class(name)), kind_words(name)),
+            join(swatch(colour), words),
             _seconds(seconds),
             join(bar(seconds / total), f" {seconds / total:.1%}"),
         )
-        for name, seconds in times.items()
+        for (colour, words), seconds in times.items()
     ]
     return table("What computing did", ("activity", "time", "share"), [*rows, ("run", _seconds(total), "")], ("time",))
 
@@ -97,8 +99,8 @@ def _start_up(run: Run) -> Markup:
 
 def _legend(trace: Trace) -> Markup:
     there = {event.name for events in trace.tracks().values() for event in events}
-    items = [element("li", swatch(kind_class(kind)), kind_words(kind)) for kind in KINDS if kind in there]
-    return element("ul", *items, class_="legend")
+    kinds = [*((kind_class(kind), kind_words(kind)) for kind in KINDS if kind in there), OTHER]
+    return element("ul", *(element("li", swatch(colour), words) for colour, words in kinds), class_="legend")
 
 
 def _seconds(seconds: float) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from hashlib import sha256
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ from estream_loader import open_package
 from estream_packer.inspection import Inspection, inspect_package
 from estream_packer.page.document import document
 from estream_packer.page.layout_picture import LEAST_WIDTH, MOST_FOR_SMALL, widths
-from estream_packer.page.pipeline_picture import CELLS, KINDS, MAX_LAYERS, MAX_TRACKS, cells_of, duration_text
+from estream_packer.page.pipeline_picture import (
+    CELLS,
+    KINDS,
+    MAX_LAYERS,
+    MAX_TRACKS,
+    cells_of,
+    duration_text,
+    kind_class,
+)
 from estream_packer.page.run import sentences
 from estream_packer.page.tables import configurations_table
 from estream_spec.constants import SectionType
@@ -146,9 +155,9 @@ def test_the_run_is_told_in_figures_words_and_a_picture(found: Inspection) -> No
     assert "layer 0: 0 µs to 1.00 s" in page.text()
     titles = [text for tag, text in page.texts if tag == "title"]
     assert "computing: matrix products, in all 500 ms, 50.0% of the run" in titles
-    legend = [text.strip() for tag, text in page.texts if tag == "li"][-7:]
+    legend = [text.strip() for tag, text in page.texts if tag == "li"][-8:]
     assert legend == [
-        *("embedding", "waiting for reads", "matrix products", "read", "filling", "ready", "in use"),
+        *("embedding", "waiting for reads", "matrix products", "read", "filling", "ready", "in use", "other"),
     ]
     assert "Computing waited for experts during 40.0% of the run" in page.text()
     assert "209,715,200 bytes resident at most" in page.text()
@@ -160,6 +169,15 @@ def test_floors_in_words() -> None:
     told = "".join(sentences(trace_from(RUN, 1.0).other_data))
     assert "Reading alone took 500 ms and computing alone 600 ms" in told
     assert "would have taken 600 ms, the time of computing; it took 400 ms more" in told
+
+
+def test_what_a_run_does_has_colours_of_its_own() -> None:
+    style = (resources.files("estream_packer.page") / "style.css").read_text("utf-8")
+    rules = re.findall(r"((?:\.line-[a-z-]+(?:, )?)+) \{ stroke: var\(--(\w+)\)", style)
+    colours = {name.strip(): colour for names, colour in rules for name in names.split(",")}
+    assert set(colours) == {f".line-{kind_class(kind)}" for kind in KINDS}
+    assert colours.pop(".line-in-use") == colours[".line-products"]  # what a bank is used for
+    assert len(set(colours.values())) == len(colours)
 
 
 @pytest.mark.parametrize(
