@@ -23,6 +23,8 @@ MAX_LABELLED: Final = 20
 TELLING: Final = (
     "To scale, but for what would be too narrow to see. Point at a bar, or move to it with the tab key, to read it."
 )
+PADDING: Final = "section-padding"
+"""Id of the table row for all padding together."""
 RECORDS: Final = ("experts", "dense")
 PLAIN_KINDS: Final = ("superblocks", "directory", "padding", "free", "manifest", "experts", "dense", "tokenizer")
 """Kinds of sections that are called as they are coloured."""
@@ -94,7 +96,8 @@ def _section(index: int, extent: Extent) -> Part:
     words = (
         f"{extent.name}: offset {extent.offset:,}, {extent.stored_length:,} bytes{decoded}, {share_text(extent.share)}"
     )
-    return Part(kind_of(extent.name), extent.name, extent.stored_length, f"{words} of the package", f"section-{index}")
+    target = PADDING if extent.name == "padding" else f"section-{index}"
+    return Part(kind_of(extent.name), extent.name, extent.stored_length, f"{words} of the package", target)
 
 
 def _ranges(found: Inspection, section: str) -> list[Part]:

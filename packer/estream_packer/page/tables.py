@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from estream_packer.inspection import Inspection
 from estream_packer.markup import Markup, element, foreign, join, swatch
-from estream_packer.page.layout_picture import kind_of, share_text
+from estream_packer.page.layout_picture import PADDING, kind_of, share_text
 from estream_packer.summary import Summary
 from estream_spec.manifest import DeviceConfiguration
 
@@ -92,8 +92,10 @@ def space_table(summary: Summary) -> Markup:
 
 
 def sections_table(found: Inspection) -> Markup:
-    """Every stretch of the package."""
-    rows = [
+    """Every stretch of the package; those between sections are added up."""
+    padding = sum(each.stored_length for each in found.extents if each.name == "padding")
+    named = [(number, each) for number, each in enumerate(found.extents) if each.name != "padding"]
+    rows: list[tuple[str, ...]] = [
         (
             join(swatch(kind_of(each.name)), each.name),
             f"{each.offset:,}",
@@ -102,10 +104,12 @@ def sections_table(found: Inspection) -> Markup:
             each.codec,
             share_text(each.share),
         )
-        for each in found.extents
+        for _, each in named
     ]
+    share = share_text(padding / found.summary.file_length)
+    rows.append((join(swatch("padding"), "padding between them"), "", f"{padding:,}", "", "", share))
     headings = "section", "offset", "stored bytes", "bytes", "codec", "share"
-    ids = (f"section-{number}" for number in range(len(rows)))
+    ids = [*(f"section-{number}" for number, _ in named), PADDING]
     return table("Sections", headings, rows, ("offset", "stored bytes", "bytes", "share"), ids)
 
 

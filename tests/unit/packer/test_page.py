@@ -92,6 +92,10 @@ def test_a_page_says_what_is_in_the_package(found: Inspection) -> None:
         assert words in text
     for extent in found.extents:
         assert f"{extent.offset:,}" in text
+    padding = [each.stored_length for each in found.extents if each.name == "padding"]
+    assert len(padding) > 1
+    cells = [text.strip() for tag, text in page.texts if tag == "td"]
+    assert cells[cells.index("padding between them") + 1 :][:1] == [f"{sum(padding):,}"]
     titles = [text for tag, text in page.texts if tag == "title"]
     [experts] = {title for title in titles if title.startswith("experts: ")}
     extent = next(each for each in found.extents if each.name == "experts")
