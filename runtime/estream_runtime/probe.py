@@ -18,7 +18,7 @@ from estream_runtime.session import Session
 from estream_spec.errors import LinkError
 from estream_spec.graph_interface import shape_class_of
 from estream_spec.model import ModelDescription
-from estream_spec.profile import Count, Curve, DeviceProfile, Duration, ExpertTimes, ReadRate
+from estream_spec.profile import Count, Curve, DeviceProfile, Duration, ExpertTimes, ReadRate, ShareCurve
 from estream_spec.profile_fit import fit_experts, monotone
 from estream_spec.workload import expert_weights, layer_operations
 
@@ -141,7 +141,7 @@ def _experts(layers: Sequence[LayerTime], model: ModelDescription, computing: st
             source=f"the best rate by tokens of what tokens take beyond that; {how}",
         ),
         row_tile=Count(value=1, basis="measured", source="what whole tiles take is in flops_share"),
-        flops_share=Curve(at=fit.at, values=fit.shares, basis="measured", source=f"of the best rate; {how}"),
+        flops_share=ShareCurve(at=fit.at, values=fit.shares, basis="measured", source=f"of the best rate; {how}"),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from typing import Final, Literal
 
 from estream_spec import limits
@@ -104,10 +104,13 @@ def configure(
             routing.
 
     Raises:
-        LinkError: the model cannot run in so little memory on this device.
+        LinkError: the model cannot run in so little memory on this device, or in no time that can be told.
     """
     limit = addressable_arena(workload, profile, tokens)
-    candidates = [each for each in predictions(workload, profile, tokens, shares) if each.arena_bytes <= limit]
+    possible = [each for each in predictions(workload, profile, tokens, shares) if isfinite(each.time_s)]
+    if not possible:
+        raise LinkError(f"by the figures of {profile.name} a prompt of {tokens} tokens would never end")
+    candidates = [each for each in possible if each.arena_bytes <= limit]
     cap = min(limit, available_arena(workload, profile, memory_bytes, tokens))
     within = [each for each in candidates if each.arena_bytes <= cap]
     if not within:

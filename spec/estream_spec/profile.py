@@ -18,11 +18,15 @@ from estream_spec.errors import MalformedError
 from estream_spec.pieces import piece_count
 
 Basis = Literal["measured", "published", "estimated"]
-Positive = Annotated[float, Meta(gt=0)]
-Seconds = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(ge=1, le=1e18)]
+"""A second, of bytes or operations. The bounds of all figures keep what is reckoned with them finite."""
+Seconds = Annotated[float, Meta(ge=0, le=7 * 24 * 3600)]
+Share = Annotated[float, Meta(ge=1e-6, le=2)]
+Point = Annotated[float, Meta(ge=1e-3, le=1 << 44)]
+"""Where a curve is known: bytes, rows or tokens."""
 Text = Annotated[str, Meta(min_length=1, max_length=limits.MAX_TEXT)]
 
-NAME_PATTERN: Final = r"^[a-z0-9]+([.-][a-z0-9]+)*$"
+NAME_PATTERN: Final = r"^[a-z0-9]+([.-][a-z0-9]+)*\Z"
 """What a profile's name looks like."""
 MAX_PROFILE_LENGTH: Final = 1 << 20
 """1 MiB; a profile has a few thousand bytes."""
@@ -42,12 +46,6 @@ class Described(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     source: Text
 
 
-class Figure(Described, frozen=True, kw_only=True):
-    """One number."""
-
-    value: Positive
-
-
 class Duration(Described, frozen=True, kw_only=True):
     """A time in seconds, which may be nothing."""
 
@@ -57,19 +55,19 @@ class Duration(Described, frozen=True, kw_only=True):
 class Count(Described, frozen=True, kw_only=True):
     """A number of bytes or rows."""
 
-    value: Annotated[int, Meta(ge=1)]
+    value: Annotated[int, Meta(ge=1, le=1 << 44)]
 
 
 class Curve(Described, frozen=True, kw_only=True):
-    """A number that depends on another.
+    """A rate that depends on a number.
 
     Attributes:
         at: where it is known, increasing.
         values: what it is there; between two points it goes straight over the logarithm of `at`, outside it is flat.
     """
 
-    at: Annotated[tuple[Positive, ...], Meta(min_length=1)]
-    values: Annotated[tuple[Positive, ...], Meta(min_length=1)]
+    at: Annotated[tuple[Point, ...], Meta(min_length=1)]
+    values: Annotated[tuple[Rate, ...], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         if len(self.at) != len(self.values):
@@ -80,6 +78,12 @@ class Curve(Described, frozen=True, kw_only=True):
     def __call__(self, at: float) -> float:
         """The number at a point above 0."""
         return float(np.interp(np.log(at), np.log(self.at), self.values))
+
+
+class ShareCurve(Curve, frozen=True, kw_only=True):
+    """A share that depends on a number."""
+
+    values: Annotated[tuple[Share, ...], Meta(min_length=1)]
 
 
 class ReadRate(Curve, frozen=True, kw_only=True):
@@ -103,7 +107,7 @@ class ExpertTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     weight_s: Duration
     flops: Curve
     row_tile: Count
-    flops_share: Curve | None = None
+    flops_share: ShareCurve | None = None
 
     def expert_s(self, weights: int, intermediate: int, tokens: float) -> float:
         """Seconds for one expert.
@@ -215,9 +219,10 @@ def decode_profile(data: bytes, path: str) -> DeviceProfile:
         raise MalformedError("profile has more than 1 MiB", path=path)
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
-        raise MalformedError(f"not a device profile: {text[:1].lower()}{text[1:]}", path=path) from None
+        text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
+        raise MalformedError(f"not a device profile: {text}", path=path) from None
 
 
 def encode_profile(profile: DeviceProfile) -> bytes:

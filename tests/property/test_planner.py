@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+from math import isfinite
+from typing import Any
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +13,18 @@ from hypothesis import strategies as st
 from estream_spec.errors import LinkError
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
 from estream_spec.planner import configure
-from estream_spec.profile import Count, DeviceProfile, NpuLimits
+from estream_spec.profile import (
+    Count,
+    Curve,
+    DeviceProfile,
+    Duration,
+    ExpertTimes,
+    NpuLimits,
+    ReadRate,
+    ShareCurve,
+    decode_profile,
+    encode_profile,
+)
 from estream_spec.recurrence import LayerTimes, busy_layer, simulate
 from estream_spec.workload import RUNTIME_BYTES, Workload, activation_bytes
 from fixtures.estream import device
@@ -153,3 +168,49 @@ def test_plan_fits_and_keeps_its_floors_or_is_refused(
         if profile.npu is not None:
             assert each.arena_bytes < profile.npu.buffer_bytes.value
             assert each.arena_bytes + beside < profile.npu.session_bytes.value
+
+
+@st.composite
+def extreme_devices(draw: st.DrawFn) -> DeviceProfile:
+    """Figures at the ends of what profiles may say."""
+
+    def seconds() -> Duration:
+        return Duration(value=draw(st.sampled_from([0.0, 5e-324, 604800.0])), basis="estimated", source="a test")
+
+    def points(least: float, most: float) -> dict[str, Any]:
+        at = draw(st.sampled_from([(1e-3,), (float(1 << 44),), (1e-3, float(1 << 44))]))
+        values = tuple(draw(st.sampled_from([least, most])) for _ in at)
+        return {"at": at, "values": values, "basis": "estimated", "source": "a test"}
+
+    share = ShareCurve(**points(1e-6, 2.0))
+    return DeviceProfile(
+        name="extreme",
+        about="a test",
+        read_rates=tuple(ReadRate(lanes=lanes, **points(1.0, 1e18)) for lanes in (1, 64)),
+        read_start_s=seconds(),
+        experts=ExpertTimes(
+            group_call_s=seconds(),
+            weight_s=seconds(),
+            flops=Curve(**points(1.0, 1e18)),
+            row_tile=Count(value=draw(st.sampled_from([1, 1 << 44])), basis="estimated", source="a test"),
+            flops_share=draw(st.sampled_from([None, share])),
+        ),
+        layer_flops=Curve(**points(1.0, 1e18)),
+        head_weight_s=seconds(),
+        read_toll_s=seconds(),
+        read_group_toll_s=seconds(),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(models(), extreme_devices(), st.integers(1, 1 << 30), st.integers(1, 1 << 14))
+def test_plan_for_a_device_at_the_ends_of_what_profiles_may_say_is_finite_or_refused(
+    workload: Workload, profile: DeviceProfile, memory: int, tokens: int
+) -> None:
+    assert decode_profile(encode_profile(profile), "extreme") == profile
+    try:
+        plan = configure(workload, profile, memory, tokens)
+    except LinkError:
+        return
+    for each in (plan.choice, *plan.frontier):
+        assert all(isfinite(figure) for figure in astuple(each) if isinstance(figure, float))

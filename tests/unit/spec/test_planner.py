@@ -248,3 +248,10 @@ def test_depth_is_not_deeper_than_there_are_groups() -> None:
     stored = Workload(model=model, record_lengths=(4096,), dense_bytes=0)
     depths = {each.prefetch_depth for each in predictions(stored, device(), 64) if each.group_size == 32}
     assert depths == {0, 1}
+
+
+def test_device_on_which_nothing_ever_ends_is_refused() -> None:
+    never = Duration(value=float("inf"), basis="estimated", source="a test")
+    slow = msgspec.structs.replace(device(), head_weight_s=never)
+    with pytest.raises(LinkError, match="by the figures of fit a prompt of 64 tokens would never end"):
+        configure(workload("olmoe-1b-7b"), slow, GIB, 64)

@@ -4,7 +4,15 @@ import msgspec
 import pytest
 
 from estream_spec.errors import MalformedError
-from estream_spec.profile import Curve, DeviceProfile, Duration, ReadRate, decode_profile, encode_profile
+from estream_spec.profile import (
+    Curve,
+    DeviceProfile,
+    Duration,
+    ReadRate,
+    ShareCurve,
+    decode_profile,
+    encode_profile,
+)
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from fixtures.estream import device
 
@@ -83,7 +91,7 @@ def test_expert_takes_whole_tiles_and_a_fixed_time() -> None:
 
 
 def test_expert_with_few_tokens_may_be_computed_at_a_lower_rate() -> None:
-    share = Curve(at=(8, 64), values=(0.25, 1), basis="measured", source="a test")
+    share = ShareCurve(at=(8, 64), values=(0.25, 1), basis="measured", source="a test")
     experts = msgspec.structs.replace(device(flops=1e12).experts, flops_share=share)
     fixed = 10**6 * 0.09e-9
     assert experts.expert_s(10**6, 1024, 64) == pytest.approx(fixed + 2e6 * 64 / 1e12)
@@ -112,10 +120,16 @@ def test_toll_of_reading_is_by_byte_and_nothing_where_the_profile_has_none() -> 
         (b'"name": "fit"', b'"name": "Fit it"', "matching regex"),
         (b'"basis": "estimated"', b'"basis": "guessed"', "invalid enum value 'guessed'"),
         (b'"value": 0.00015', b'"value": -1', ">= 0"),
+        (b'"value": 0.00015', b'"value": 1e308', r"<= 604800.0 - at `\$.read_start_s.value`"),
+        (b'"value": 32', b'"value": 1' + 400 * b"0", r"at `\$.experts.row_tile.value`"),
+        (b"3500000000.0", b"5e-324", r">= 1.0 - at `\$.read_rates\[0\].values\[0\]`"),
+        (b"6600000000000.0", b"1e-200", r">= 1.0 - at `\$.experts.flops.values\[0\]`"),
+        (b'"name": "fit"', b'"name": "fit\\n"', "matching regex"),
         (b'"source": "fit"', b'"source": ""', "length >= 1"),
         (b'"values": [', b'"values": [ 1.0, ', "points and 2 values, expected as many"),
         (b'"lanes": 2', b'"lanes": 0', ">= 1"),
-        (b"{", b"", "not a device profile"),
+        (b"{", b"{{", "not a device profile: JSON is malformed"),
+        (b'"about": ', b'"about": ' + 10000 * b"[", "not a device profile: "),
         (b"fit", b"\xff", "not a device profile"),
     ],
 )
