@@ -22,7 +22,7 @@ from estream_spec.profiles import shipped_profile, shipped_profiles
 from estream_spec.records import RecordRange
 from estream_spec.shapes import SHAPES
 from estream_spec.sizes import bytes_text
-from estream_spec.workload import Workload
+from estream_spec.workload import Workload, dense_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -231,12 +231,11 @@ def _costs(each: Prediction) -> tuple[str, str]:
 
 
 def _workload(model: ModelDescription, dense: Sequence[RecordRange], experts: Sequence[RecordRange]) -> Workload:
-    """From the ranges of both tables. Of an embedding that is not the head too, only rows are read."""
-    resident = dense if model.tied_head else dense[1:]
+    """From the ranges of both tables."""
     return Workload(
         model=model,
         record_lengths=tuple(each.record_length for each in experts),
-        dense_bytes=sum(each.count * each.record_length for each in resident),
+        dense_bytes=dense_bytes(model, dense),
     )
 
 

@@ -20,7 +20,7 @@ from estream_spec.graph_interface import shape_class_of
 from estream_spec.model import ModelDescription
 from estream_spec.profile import Count, Curve, DeviceProfile, Duration, ExpertTimes, ReadRate, ShareCurve
 from estream_spec.profile_fit import fit_experts, monotone
-from estream_spec.workload import expert_weights, layer_operations
+from estream_spec.workload import RUNTIME_BYTES, activation_bytes, dense_bytes, expert_weights, layer_operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,14 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
         FormatError: the package turns out to be faulty.
     """
     memory_bytes, memory_source = usable_memory()
+    model = package.manifest.model
+    lengths = probe_computing.prompt_lengths(model)
+    beside = RUNTIME_BYTES + dense_bytes(model, package.dense.table.ranges) + activation_bytes(model, max(lengths))
+    held = Held.of(package.expert_shape, memory_bytes, beside)
     probe_reading.require_direct(package)
     progress.begin("reading", probe_reading.measurements())
-    rates = probe_reading.read_rates(package, progress)
+    rates = probe_reading.read_rates(package, memory_bytes, progress)
     start_s = probe_reading.read_start_s(package)
-    model, held = package.manifest.model, Held.of(package.expert_shape, memory_bytes)
-    lengths = probe_computing.prompt_lengths(model)
     with Session(
         package,
         arena_bytes=held.arena_bytes,

@@ -104,18 +104,21 @@ class Held:
     bank_bytes: int
 
     @classmethod
-    def of(cls, shape: ExpertShape, memory_bytes: int) -> Held:
-        """As many as are to be held with so much memory.
+    def of(cls, shape: ExpertShape, memory_bytes: int, beside: int) -> Held:
+        """As many as are to be held with so much memory, of which `beside` is for all else.
 
         Raises:
             LinkError: not even one is.
         """
         count, record = shape.counts[0], max(shape.record_lengths)
-        share = memory_bytes // HELD_SHARE
+        share, left = memory_bytes // HELD_SHARE, memory_bytes - beside
         if record > share:
             message = f"one expert takes {record} bytes, expected at most {share}, a quarter of the memory"
             raise LinkError(message, hint="probe with a package of smaller experts")
-        room = max(record, min(HELD_BYTES, share))
+        if record > left:
+            message = f"{memory_bytes} bytes of memory, expected at least {beside + record}"
+            raise LinkError(message, hint="probe with a package of a smaller model")
+        room = max(record, min(HELD_BYTES, share, left))
         fitting = max(1, min(count // 2, BANK_BYTES // record, room // record // 2))  # two banks, if there can be
         group_size = 1 << fitting.bit_length() - 1
         bank_bytes = shape.bank_bytes(group_size)

@@ -14,6 +14,7 @@ from estream_loader.package import Package
 from estream_loader.progress import Progress
 from estream_loader.reading import Read, Reader
 from estream_spec.errors import LinkError
+from estream_spec.pieces import MIN_PIECE
 
 REQUESTS: Final = tuple(1 << shift for shift in range(18, 25))
 """Bytes of requests, 256 KiB to 16 MiB."""
@@ -23,8 +24,10 @@ CELL_S: Final = 0.12
 """Seconds for each size, number of lanes and round."""
 _STARTS: Final = 32
 """Reads of one page whose median is the time to start."""
+_MEMORY_SHARE: Final = 4
+"""A part of all memory that buffers take at most: a quarter."""
 _TRIES: Final = 8
-"""Records read for a proof that the page cache is bypassed; pages of the first ones may be cached."""
+"""Records of which some is read for a proof that the page cache is bypassed; pages of the first ones may be cached."""
 
 
 def require_direct(package: Package) -> None:
@@ -36,7 +39,7 @@ def require_direct(package: Package) -> None:
     """
     with Reader(package.source, 1) as reader:
         for place, _ in zip(package.experts.places(), range(_TRIES), strict=False):
-            reader.submit(place.offset, _memory(place.length)).wait()
+            reader.submit(place.offset, _memory(min(place.length, MIN_PIECE))).wait()
             if reader.mode == "direct":
                 return
         mode = reader.mode
@@ -44,10 +47,11 @@ def require_direct(package: Package) -> None:
     raise LinkError(f"the storage cannot be measured, reads are {mode}", path=package.source.name, hint=hint)
 
 
-def read_rates(package: Package, progress: Progress) -> dict[int, dict[int, float]]:
+def read_rates(package: Package, memory_bytes: int, progress: Progress) -> dict[int, dict[int, float]]:
     """Bytes per second by lanes and by bytes of a request, with as many requests under way as there are lanes.
 
-    Requests that are longer than all expert records together are left out.
+    Requests that are longer than all expert records together are left out, and those whose buffers would take more than
+    a quarter of the memory.
 
     Raises:
         LinkError: the device failed, or a request was not read past the page cache.
@@ -60,13 +64,15 @@ def read_rates(package: Package, progress: Progress) -> dict[int, dict[int, floa
     for _ in range(ROUNDS):
         for lanes in LANES:
             for size in sizes:
+                if _buffers(lanes) * size > memory_bytes // _MEMORY_SHARE:
+                    continue
                 offsets = range(start, start + length - size + 1, size)
                 first = -(-done // size) % len(offsets)
                 rate, requests = _rate(package, (*offsets[first:], *offsets[:first]), lanes, size)
                 done = (first + requests) % len(offsets) * size
                 found.setdefault((lanes, size), []).append(rate)
                 progress.advance(1)
-    return {lanes: {size: median(found[lanes, size]) for size in sizes} for lanes in LANES}
+    return {lanes: {size: median(found[lanes, size]) for size in sizes if (lanes, size) in found} for lanes in LANES}
 
 
 def read_start_s(package: Package) -> float:
@@ -90,7 +96,7 @@ def measurements() -> int:
 
 def _rate(package: Package, offsets: Sequence[int], lanes: int, size: int) -> tuple[float, int]:
     """Bytes per second of requests of one size at some offsets, over and over until time is up, and their number."""
-    buffers = [_memory(size) for _ in range(2 * lanes)]
+    buffers = [_memory(size) for _ in range(_buffers(lanes))]
     under_way: deque[Read] = deque()
     with Reader(package.source, lanes, piece=size) as reader:
         begun = time.perf_counter()
@@ -107,6 +113,11 @@ def _rate(package: Package, offsets: Sequence[int], lanes: int, size: int) -> tu
         if reader.mode.startswith("buffered"):
             raise LinkError(f"the storage cannot be measured, reads are {reader.mode}", path=package.source.name)
     return rate, number
+
+
+def _buffers(lanes: int) -> int:
+    """Buffers that keep so many lanes busy."""
+    return 2 * lanes
 
 
 def _experts(package: Package) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from estream_spec.model import ModelDescription
 from estream_spec.profile import DeviceProfile
+from estream_spec.records import RecordRange
 from estream_spec.recurrence import ROUTED, WHOLE, LayerTimes, Timeline
 from estream_spec.routing_load import Floats, RoutingLoad
 
@@ -94,6 +95,16 @@ def expert_weights(model: ModelDescription, layer: int) -> int:
 def head_s(model: ModelDescription, profile: DeviceProfile) -> float:
     """Seconds of the head, which the last token alone passes."""
     return model.hidden * model.vocabulary * profile.head_weight_s.value
+
+
+def dense_bytes(model: ModelDescription, dense: Sequence[RecordRange]) -> int:
+    """Bytes of all dense records that stay in memory; of an embedding that is not the head too, only rows are read.
+
+    Args:
+        model: the model.
+        dense: ranges of its dense table.
+    """
+    return sum(each.count * each.record_length for each in (dense if model.tied_head else dense[1:]))
 
 
 def activation_bytes(model: ModelDescription, tokens: int) -> int:

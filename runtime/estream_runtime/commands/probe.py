@@ -69,8 +69,8 @@ def _summary(found: Probe) -> Iterator[str]:
     yield found.computing
     yield ""
     yield "GB/s by request" + "".join(f"{rate.lanes:>4} lane{'s' * (rate.lanes > 1):1}" for rate in profile.read_rates)
-    for number, size in enumerate(profile.read_rates[0].at):
-        rates = "".join(f"{rate.values[number] / 1e9:>10.2f}" for rate in profile.read_rates)
+    for number, size in enumerate(profile.read_rates[0].at):  # of more lanes, large ones may not have been measured
+        rates = "".join(f"{each / 1e9:>10.2f}" for rate in profile.read_rates for each in rate.values[number:][:1])
         yield f"{size / 1024:>11,.0f} KiB{rates}"
     yield ""
     yield "one layer, ms  experts with tokens  tokens of each  experts  all else"

@@ -164,15 +164,42 @@ def test_experts_that_are_held_take_a_quarter_of_the_memory_at_most(
 ) -> None:
     """In records of 1 MiB, of which a layer has 12."""
     shape = ExpertShape(counts=(12,), record_lengths=(1 << 20,))
-    held = Held.of(shape, memory_bytes << 20)
+    held = Held.of(shape, memory_bytes << 20, 0)
     assert (held.group_size, held.banks) == (group_size, banks)
     with pytest.raises(LinkError, match="one expert takes 1048576 bytes, expected at most 1048575, a quarter"):
-        Held.of(shape, (4 << 20) - 1)
+        Held.of(shape, (4 << 20) - 1, 0)
 
 
 def test_large_expert_is_measured_where_there_is_memory() -> None:
-    held = Held.of(ExpertShape(counts=(8,), record_lengths=(1 << 30,)), 1 << 34)
+    held = Held.of(ExpertShape(counts=(8,), record_lengths=(1 << 30,)), 1 << 34, 0)
     assert (held.group_size, held.banks) == (1, 1)
+
+
+def test_no_more_experts_are_held_than_there_is_memory_for_beside_all_else() -> None:
+    shape = ExpertShape(counts=(12,), record_lengths=(1 << 20,))
+    held = Held.of(shape, 64 << 20, 61 << 20)
+    assert held.arena_bytes <= 3 << 20
+    with pytest.raises(LinkError, match="67108864 bytes of memory, expected at least 68157440"):
+        Held.of(shape, 64 << 20, 64 << 20)
+
+
+@pytest.mark.usefixtures("direct_reads")
+def test_requests_whose_buffers_take_more_than_a_quarter_of_the_memory_are_left_out(packed: PackageFactory) -> None:
+    size = probe_reading.REQUESTS[0]
+    with open_package(packed()) as package:
+        rates = probe_reading.read_rates(package, 4 * 2 * 2 * size, Quiet())
+    assert {lanes: list(found)[:1] for lanes, found in rates.items()} == {1: [size], 2: [size], 4: [], 8: []}
+
+
+@pytest.mark.usefixtures("direct_reads")
+def test_model_that_does_not_fit_the_memory_is_refused_before_anything_is_read(
+    packed: PackageFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("estream_runtime.probe.usable_memory", lambda: (1 << 20, "a test"))
+    progress = Counting()
+    with pytest.raises(LinkError, match="1048576 bytes of memory, expected at least "):
+        probed(packed, progress)
+    assert progress.stages == []
 
 
 def test_package_in_memory_is_refused(packed: PackageFactory) -> None:
