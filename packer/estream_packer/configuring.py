@@ -58,16 +58,24 @@ def configure_changes(package: Package, choices: Sequence[DeviceConfiguration]) 
     latest_first = sorted(own, key=lambda entry: entry.id, reverse=True)
     if [own[entry] for entry in latest_first] == list(choices) and min(entry.id for entry in own) > highest:
         return Changes()
-    if len(others) + len(choices) > MAX_DEVICE_CONFIGURATIONS or highest + len(choices) > MAX_ID:
-        message = f"package has {len(others)} local device configurations, the last with id {highest}"
-        limits = f"the limits are {MAX_DEVICE_CONFIGURATIONS} and {MAX_ID}"
-        raise PackError(f"{message}: {limits}", path=package.source.name, hint="remove one first, with --remove")
+    if fault := _no_room(len(others), highest, len(choices)):
+        raise PackError(fault, path=package.source.name, hint="remove one first, with --remove")
     added = [
         NewSection(type=SectionType.DEVICE_CONFIGURATION, id=highest + number, data=data)
         for number, data in enumerate(reversed(encoded), 1)  # the latest is listed first
     ]
     stale = _stale_programs(package, own.values(), [*choices, *others.values()])
     return Changes(add=(*added, *_programs(package, choices, stale)), remove=[*own, *stale])
+
+
+def _no_room(others: int, highest: int, more: int) -> str | None:
+    """Which limit is in the way of so many more; `highest` is the last id of the others."""
+    if others + more > MAX_DEVICE_CONFIGURATIONS:
+        counts = f"{others} other local device configurations, {more} would be added"
+        return f"package has {counts}: the limit is {MAX_DEVICE_CONFIGURATIONS}"
+    if highest + more > MAX_ID:
+        return f"last local device configuration has id {highest}, {more} would be added: the last id is {MAX_ID}"
+    return None
 
 
 def planned_configurations(name: str, plans: Iterable[PromptPlan]) -> list[DeviceConfiguration]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from estream_loader import Package, open_package
+from estream_packer.checkpoint.files import InputFile
 from estream_packer.plan import plan_package
 from estream_packer.recipe import BuildOptions
 from estream_spec.constants import MAGIC
@@ -105,18 +105,18 @@ def find_profile(name: str) -> DeviceProfile:
     """A profile that comes with this program, or one from a file.
 
     Raises:
-        PackError: there is neither, or the file is a package.
+        PackError: there is neither, or the file is no regular one, or a package.
         MalformedError: the file is no profile.
     """
     if name in shipped_profiles():
         return shipped_profile(name)
     try:
-        with Path(name).open("rb") as file:
-            data = file.read(MAX_PROFILE_LENGTH + 1)
-    except OSError as error:
+        with InputFile(Path(name)) as file:
+            data = bytearray(min(file.length, MAX_PROFILE_LENGTH + 1))
+            file.read_into(memoryview(data), 0)
+    except PackError as error:
         hint = f"give a file, or one of {', '.join(shipped_profiles())}"
-        message = (error.strerror or os.strerror(error.errno or 0)).lower()
-        raise PackError(f"profile cannot be read: {message}", path=name, hint=hint) from None
+        raise PackError(f"profile cannot be read: {error.message}", path=name, hint=hint) from None
     if data.startswith(MAGIC):
         hint = "`estream-run probe` measures a device with a package"
         raise PackError("is a package, expected a device profile", path=name, hint=hint)

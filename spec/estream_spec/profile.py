@@ -205,7 +205,7 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 _decoder: Final = msgspec.json.Decoder(DeviceProfile)
 
 
-def decode_profile(data: bytes, path: str) -> DeviceProfile:
+def decode_profile(data: bytes | bytearray, path: str) -> DeviceProfile:
     """Parse a profile.
 
     Args:

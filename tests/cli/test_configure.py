@@ -128,6 +128,16 @@ def test_banks_that_do_not_fit(package: Path, pack: Pack) -> None:
     assert pack("configure", package, "--name", "phone", "--arena", "16K", *SIZES[2:])[0] == 0
 
 
+def test_no_group_is_larger_than_a_layer(package: Path, pack: Pack) -> None:
+    with open_package(package) as opened:
+        most = max(opened.expert_shape.counts)
+    sizes = ("--arena", "1M", "--group-size", "4096", "--prefetch-depth", "1")
+    status, _, err = pack("configure", package, "--name", "phone", *sizes)
+    assert status == 0
+    assert err == f"notice: no layer has more than {most} experts, which is the group size and not 4096\n"
+    assert configurations(package)[0] == ("phone", 1 << 20, most, 1)
+
+
 @pytest.mark.parametrize("name", ["", "x" * 129, "\udcff"])
 def test_names_that_the_format_has_no_room_for(package: Path, name: str, pack: Pack) -> None:
     before = package.read_bytes()
@@ -144,7 +154,7 @@ def test_no_more_than_the_format_allows(package: Path, pack: Pack) -> None:
     before = package.read_bytes()
     status, _, err = pack("configure", package, "--name", "phone", *SIZES)
     assert status == 1
-    assert "package has 64 local device configurations" in err
+    assert "package has 64 other local device configurations, 1 would be added: the limit is 64" in err
     assert "hint: remove one first, with --remove" in err
     assert package.read_bytes() == before
 
@@ -178,7 +188,9 @@ def test_what_is_wrong_with_options_is_told(package: Path, arguments: list[str],
 def test_the_highest_id_can_only_be_replaced(package: Path, pack: Pack) -> None:
     highest = (1 << 32) - 1
     package.write_bytes(with_local(3, highest))
-    assert pack("configure", package, "--name", "phone", *SIZES)[0] == 1
+    status, _, err = pack("configure", package, "--name", "phone", *SIZES)
+    assert status == 1
+    assert "last local device configuration has id 4294967295, 1 would be added: the last id is 4294967295" in err
     assert pack("configure", package, "--name", str(highest), *SIZES)[0] == 0
     assert [each[0] for each in configurations(package)] == [str(highest), "3", "generic"]
     assert pack("configure", package, "--name", "phone", *SIZES)[0] == 0
@@ -226,7 +238,7 @@ def test_faults_are_refused(package: Path, tmp_path: Path, pack: Pack) -> None:
     assert package.read_bytes() == before
     status, _, err = pack("configure", tmp_path / "absent", "--name", "phone", *SIZES)
     assert status == 1
-    assert "package cannot be edited: no such file or directory" in err
+    assert "file cannot be opened: no such file or directory" in err
 
 
 def schedules(path: Path) -> list[tuple[int, int, int, int]]:
@@ -406,7 +418,10 @@ def test_lengths_go_up_to_the_context_unless_some_are_given(
     [
         (["--memory", "1M"], "1.0 MiB of memory for a prompt of 512 tokens, expected at least "),
         (["--memory", "1G", "--prompt", "8,9999"], "a prompt of 9999 tokens, expected at most the model's "),
-        (["--memory", "1G", "--profile", "toaster"], "profile cannot be read: no such file or directory"),
+        (
+            ["--memory", "1G", "--profile", "toaster"],
+            "profile cannot be read: file cannot be opened: no such file or directory",
+        ),
     ],
 )
 def test_what_cannot_be_planned_changes_nothing(sample: Path, arguments: list[str], message: str, pack: Pack) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -71,11 +72,25 @@ def test_picture_is_written(tmp_path: Path, pack: Pack) -> None:
     assert picture.read_text().startswith("<svg ")
 
 
-@pytest.mark.parametrize("prompts", ["", "0", "64,", "64,x", "-1", "²", "99999999"])
+@pytest.mark.parametrize("prompts", ["", "0", "64,", "64,x", "-1", "²", "99999999", "1" * 5000])
 def test_wrong_prompt_lengths_are_a_usage_error(prompts: str, pack: Pack) -> None:
     status, _, err = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "1G", f"--prompt={prompts}")
     assert status == 2
     assert "is not a list of numbers of tokens such as 64,512" in err
+
+
+@pytest.mark.parametrize("prompts", [",".join(map(str, range(1, 66))), "1," * 5000 + "1"])
+def test_more_prompt_lengths_than_a_package_has_room_for_are_a_usage_error(prompts: str, pack: Pack) -> None:
+    status, _, err = pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "1G", f"--prompt={prompts}")
+    assert status == 2
+    assert "more than 64 lengths" in err
+
+
+def test_pipe_is_no_profile_and_not_waited_for(tmp_path: Path, pack: Pack) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    status, _, err = pack("plan", "olmoe-1b-7b", "--profile", tmp_path / "pipe", "--memory", "1G")
+    assert status == 1
+    assert "error: profile cannot be read: not a regular file" in err
 
 
 def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path, pack: Pack) -> None:
@@ -97,4 +112,4 @@ def test_unknown_names_are_refused_with_the_known_ones(pack: Pack) -> None:
     assert "hint: shapes are olmoe-1b-7b, " in err
     status, _, err = pack("plan", "olmoe-1b-7b", "--profile", "toaster", "--memory", "1G")
     assert status == 1
-    assert "error: profile cannot be read: no such file or directory (at toaster)" in err
+    assert "error: profile cannot be read: file cannot be opened: no such file or directory (at toaster)" in err

@@ -49,6 +49,13 @@ def test_table_and_picture(trace: Run, packed: PackageFactory) -> None:
     ]
 
 
+def test_picture_has_300_columns_at_most(trace: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30000000")
+    status, out, _ = trace(packed(), "--tokens", "40", "--arena", "64K")
+    assert status == 0
+    assert 80 < max(map(len, out.splitlines())) <= 300
+
+
 def test_the_file_is_a_trace_of_the_prompt(trace: Run, packed: PackageFactory, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     status, out, _ = trace(packed(), "--prompt", PROMPT, "-o", path)

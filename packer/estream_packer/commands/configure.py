@@ -92,7 +92,7 @@ def command(
         choice = DeviceConfiguration(
             name=name,
             arena_bytes=arena,
-            group_size=group_size,
+            group_size=_possible(package, group_size),
             prefetch_depth=prefetch_depth,
             lanes=LANES if lanes is None else lanes,
             policy=cast("PolicyName", policy or POLICY),
@@ -133,6 +133,19 @@ def _configure_planned(
     written = _write(package, choices)
     _show_plans(planned)
     _show(written, choices)
+
+
+def _possible(package: Path, group_size: int) -> int:
+    """A group size, or where no layer has so many experts, as many as one has; then it is told."""
+    from estream_loader import open_package
+
+    with open_package(package) as opened:
+        most = max(opened.expert_shape.counts)
+    if group_size > most:
+        click.echo(
+            f"notice: no layer has more than {most} experts, which is the group size and not {group_size}", err=True
+        )
+    return min(group_size, most)
 
 
 def _default_prompts(package: Path) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from estream_loader.console import size
+from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS
 from estream_spec.profiles import shipped_profiles
 
 PROFILE_HELP = f"The device: a file of `estream-run probe`, or one of {', '.join(shipped_profiles())}."
@@ -16,9 +17,11 @@ RULE = "the smallest arena within 2 % of the best time, but a model that fits th
 
 
 def prompt_lengths(text: str) -> tuple[int, ...]:
-    """Tokens of one or several prompts: `512`, or `64,512,4096`."""
-    lengths = text.split(",")
-    if not all(each.isascii() and each.isdigit() and 0 < int(each) < 1 << 24 for each in lengths):
+    """Tokens of one or several prompts: `512`, or `64,512,4096`. As many as a package has room for configurations."""
+    lengths = text.split(",", MAX_DEVICE_CONFIGURATIONS)
+    if len(lengths) > MAX_DEVICE_CONFIGURATIONS:
+        raise click.BadParameter(f"more than {MAX_DEVICE_CONFIGURATIONS} lengths")
+    if not all(each.isascii() and each.isdigit() and len(each) <= 8 and 0 < int(each) < 1 << 24 for each in lengths):
         raise click.BadParameter(f"{text!r} is not a list of numbers of tokens such as 64,512")
     return tuple(dict.fromkeys(map(int, lengths)))
 

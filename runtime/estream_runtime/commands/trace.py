@@ -26,6 +26,9 @@ from estream_spec.trace import Trace, encode_trace
 SEED: Final = 0
 """Of the ids of --tokens: every run takes the same ones."""
 
+WIDEST: Final = 300
+"""Columns of the picture at most, whatever a terminal says it has."""
+
 
 @click.command()
 @session_options
@@ -53,7 +56,7 @@ def command(session: Session, prompt: str | None, tokens: int | None, output: Pa
     if as_json:
         print_json(_figures(trace))
     else:
-        width = shutil.get_terminal_size().columns
+        width = min(shutil.get_terminal_size().columns, WIDEST)
         click.echo("\n".join([*breakdown(trace), "", *timeline(trace, width, _marks())]))
     if output is not None:
         write_over(output, encode_trace(trace))
