@@ -14,7 +14,7 @@ from estream_loader.direct import DirectFile
 from estream_loader.source import ByteSource, FileSource
 
 _REFUSALS: Final = {errno.EINVAL, errno.EOPNOTSUPP}
-"""With these a file system turns direct reads down; anything else is a failing device."""
+"""With these a file system turns direct reads down, at any time."""
 
 _ROUNDS: Final = 3
 """Reads of one range that must all be found cached before that is held against them: once may be the readahead of
@@ -37,6 +37,7 @@ class UncachedSource:
         self._doubt: str | None = "nothing was read yet"
         self._looking = threading.Lock()
         self._attempts = _ATTEMPTS
+        self._worked = False
         if not isinstance(source, FileSource):
             self._refusal = "the package is not read from a file"
             return
@@ -69,22 +70,30 @@ class UncachedSource:
         if direct is None or self._refusal is not None or not direct.suits(buffer, offset):
             return self._source.read_into(buffer, offset)
         try:
-            if self._doubt is not None and self._attempts and self._looking.acquire(blocking=False):
-                try:
-                    return self._read_and_look(direct, buffer, offset)
-                finally:
-                    self._looking.release()
-            return direct.read_into(buffer, offset)
+            count = self._read_direct(direct, buffer, offset)
+            self._worked = True
+            return count
         except OSError as error:
-            if error.errno not in _REFUSALS:
+            # Before any has worked, it may be the system that forbids them; where it is the device that fails, it fails
+            # in the read through the cache, too.
+            if self._worked and error.errno not in _REFUSALS:
                 raise
-            self._refuse(f"the file system refuses direct reads: {error.strerror}")
+            self._refuse(f"direct reads are refused: {error.strerror}")
             return self._source.read_into(buffer, offset)
 
     def close(self) -> None:
         """Release what this source opened itself; reads must be over."""
         if self._direct is not None:
             self._direct.close()
+
+    def _read_direct(self, direct: DirectFile, buffer: memoryview, offset: int) -> int:
+        """Read, and look what that does to the page cache as long as this is in doubt."""
+        if self._doubt is not None and self._attempts and self._looking.acquire(blocking=False):
+            try:
+                return self._read_and_look(direct, buffer, offset)
+            finally:
+                self._looking.release()
+        return direct.read_into(buffer, offset)
 
     def _refuse(self, reason: str) -> None:
         if self._refusal is None:

@@ -226,12 +226,31 @@ class TestProof:
     @pytest.mark.parametrize("from_read", [1, 4])
     def test_refused_at_a_read(self, source: PretendedSource, number: int, from_read: int) -> None:
         source.fault = refuses(number, from_read)
-        assert read_all(source) == f"buffered: the file system refuses direct reads: {os.strerror(number)}"
+        assert read_all(source) == f"buffered: direct reads are refused: {os.strerror(number)}"
 
-    @pytest.mark.parametrize("number", [errno.EIO, errno.ENODATA])
-    def test_failing_device_is_no_refusal(self, source: PretendedSource, number: int) -> None:
+    @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EIO])
+    def test_first_read_that_fails_is_a_refusal(self, source: PretendedSource, number: int) -> None:
+        """As where the system forbids them; the bytes come through the cache."""
         source.fault = refuses(number)
+        assert read_all(source) == f"buffered: direct reads are refused: {os.strerror(number)}"
+
+    def test_device_that_fails_at_once_fails_through_the_cache_too(
+        self, source: PretendedSource, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(self: FileSource, buffer: memoryview, offset: int) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        source.fault = refuses(errno.EIO)
+        monkeypatch.setattr(FileSource, "read_into", broken)
+        with Reader(source, 1) as reader, pytest.raises(LinkError, match="reading failed: Input/output error"):
+            reader.submit(0, aligned(PIECE)).wait()
+        source.close()
+
+    @pytest.mark.parametrize("number", [errno.EIO, errno.ENODATA, errno.EPERM])
+    def test_failing_device_is_no_refusal(self, source: PretendedSource, number: int) -> None:
+        source.fault = refuses(number, from_read=2)
         with Reader(source, 1) as reader:
+            reader.submit(0, aligned(PIECE)).wait()
             with pytest.raises(LinkError, match=f"reading failed: {os.strerror(number)}"):
                 reader.submit(0, aligned(PIECE)).wait()
             assert reader.mode.startswith("direct")
