@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from estream_spec.profile import Count, Curve, Duration, ExpertTimes
+from estream_spec.profile import Count, Curve, Duration, ExpertTimes, ShareCurve
 from estream_spec.profile_fit import ExpertFit, Loss, fit_experts, fit_toll, monotone
 
 WEIGHTS = 6 * 10**6
@@ -18,7 +18,7 @@ def times_of(fit: ExpertFit) -> ExpertTimes:
         weight_s=Duration(value=fit.weight_s, basis="measured", source=source),
         flops=Curve(at=(1024,), values=(fit.flops,), basis="measured", source=source),
         row_tile=Count(value=1, basis="measured", source=source),
-        flops_share=Curve(at=fit.at, values=fit.shares, basis="measured", source=source),
+        flops_share=ShareCurve(at=fit.at, values=fit.shares, basis="measured", source=source),
     )
 
 
