@@ -57,8 +57,7 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
     memory_bytes, memory_source = usable_memory()
     model = package.manifest.model
     lengths = probe_computing.prompt_lengths(model)
-    # Twice the activations that plans reckon with: attention of 2,048 tokens was seen to take so much for a moment.
-    other = dense_bytes(model, package.dense.table.ranges) + 2 * activation_bytes(model, max(lengths))
+    other = dense_bytes(model, package.dense.table.ranges) + activation_bytes(model, max(lengths))
     held = Held.of(package.expert_shape, memory_bytes, RUNTIME_BYTES + other)
     probe_reading.require_direct(package)
     progress.begin("reading", probe_reading.measurements())
