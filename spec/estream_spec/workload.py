@@ -110,8 +110,8 @@ def dense_bytes(model: ModelDescription, dense: Sequence[RecordRange]) -> int:
 def activation_bytes(model: ModelDescription, tokens: int) -> int:
     """Memory that grows with the prompt: activations, keys and values of the layer at work, in f32.
 
-    A token has six rows of the residual stream's width, such as what enters and leaves experts, and its projections. All
-    that is counted three times: what a graph takes, what it gives and what it makes in between are there together.
+    A token has six rows of the residual stream's width, such as what enters and leaves experts, and its projections.
+    All that is counted three times: what a graph takes, what it gives and what it makes in between are there together.
     """
     heads = max(
         2 * (attention.heads + attention.key_value_heads) * attention.head_dim for attention in model.attentions
