@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import resource
 import statistics
 import subprocess
@@ -58,6 +59,7 @@ PIECE: Final = 4 * MIB
 """Bytes of one plain read."""
 PAGING_GROUP: Final = 4
 """Experts read together where nothing computes."""
+PAGING_ROUNDS: Final = 7
 BALANCED_TOKENS: Final = 128
 VARIANTS: Final[tuple[dict[str, Any], ...]] = (
     {},
@@ -155,7 +157,9 @@ class Task:
         return Run(stats, sha256(logits.tobytes()).hexdigest(), ready, resident)
 
     def run(self, limit: int | None = None) -> Run:
-        """Do it in a process and a cgroup of its own."""
+        """Do it in a process and a cgroup of its own, with nothing of the package in the page cache."""
+        with Path(self.package).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         finished = run_bounded([sys.executable, __file__, "--child", json.dumps(asdict(self))], limit)
         return replace(Run(**json.loads(finished.output)), peak_bytes=finished.peak_bytes)
 
@@ -245,13 +249,14 @@ def time_figures(package: Path, given: Given, options: dict[str, Any]) -> Iterat
 
 def paging_figures(package: Path, given: Given, options: dict[str, Any]) -> Iterator[Figure]:
     """How fast a program pages all experts if nothing computes, against plain reads around it."""
-    ratios = []
-    for _ in range(given.rounds):
-        before = plain_rate(package, LANES)
+    plain, ratios = [plain_rate(package, LANES)], []
+    for _ in range(PAGING_ROUNDS):
         found = paging_rate(package, options["arena_bytes"])
-        ratios.append(found / max(before, plain_rate(package, LANES)))
-    ratio = statistics.median(ratios)
-    yield "paging without computing: rate / that of plain reads", ">= 0.9", f"{ratio:.2f}", ratio >= 0.9
+        plain.append(plain_rate(package, LANES))
+        ratios.append(found / statistics.mean(plain[-2:]))
+    ratio, spread = statistics.median(ratios), f"plain reads {min(plain) / 1e9:.2f} to {max(plain) / 1e9:.2f} GB/s"
+    what = f"paging without computing: rate / that of plain reads around it, median of {PAGING_ROUNDS}"
+    yield what, ">= 0.9", f"{ratio:.2f} ({spread})", ratio >= 0.9
 
 
 def paging_rate(package: Path, arena_bytes: int) -> float:

@@ -136,7 +136,7 @@ def test_bytes() -> None:
 
 
 def test_picture_draws_each_frontier_and_choice() -> None:
-    plans = planned(1, 512, 4096, memory=GIB)
+    plans = planned(1, 512, 4096, memory=2 * GIB)
     picture = ElementTree.fromstring(frontier_svg(plans))
     marks = picture.findall(f"{SVG}circle")
     assert len(marks) == sum(len(plan.frontier) + 1 for plan in plans.plans)
