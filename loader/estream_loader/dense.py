@@ -7,6 +7,7 @@ memory of the process that read them.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 import crc32c
 import numpy as np
@@ -27,18 +28,20 @@ _STRETCH = 1 << 22
 """Bytes read at a time to prove the whole."""
 
 
-def load_record(package: Package, place: RecordPlace) -> memoryview:
-    """A record in page-aligned memory of its own, proven as the package's integrity policy asks.
+def load_records(package: Package, places: Sequence[RecordPlace]) -> list[memoryview]:
+    """Records, each in page-aligned memory of its own, proven as the package's integrity policy asks.
 
     Raises:
-        IntegrityError: its checksum differs or bytes are missing.
+        IntegrityError: the checksum of one differs or bytes are missing.
         LinkError: the device failed.
     """
-    memory = _memory(place.length)
     check = None if package.integrity == "open" else package.check_record
+    memories = [_memory(place.length) for place in places]
     with Reader(package.source, LANES, check=check) as reader:
-        reader.submit(place.offset, memory, [place]).wait()
-    return memory
+        pairs = zip(places, memories, strict=True)
+        for read in [reader.submit(place.offset, memory, [place]) for place, memory in pairs]:
+            read.wait()
+    return memories
 
 
 class EmbeddingRows:

@@ -6,9 +6,9 @@ from itertools import zip_longest
 from typing import Final
 
 from estream_spec.errors import printable
+from estream_spec.sizes import bytes_text
 from estream_spec.trace import WORDS, Run, RunStats, Trace
 
-_UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _LEFT: Final = 44
 """Characters of the left column."""
 
@@ -29,7 +29,7 @@ def breakdown(trace: Trace) -> list[str]:
 
 def _setting(run: Run) -> str:
     """What ran and how, in a line."""
-    arena = f"arena {_bytes_text(run.arena_bytes)}, {run.banks:,} banks of {run.group_size}"
+    arena = f"arena {bytes_text(run.arena_bytes)}, {run.banks:,} banks of {run.group_size}"
     how = f"{run.lanes} lanes, {run.threads} threads, {run.backend}"
     return f"{printable(run.device)}: {run.policy}, {arena}, {how}"
 
@@ -67,7 +67,7 @@ def _in_words(stats: RunStats) -> list[str]:
         f"floor    {floor:.3f} s, the longer of computing, {stats.compute_busy_s:.3f} s, and reading, "
         f"{stats.io_busy_s:.3f} s",
         f"total    {stats.total_s:.3f} s" + (f", {stats.total_s / floor:.2f} times the floor" if floor else ""),
-        f"memory   {_bytes_text(stats.peak_resident_bytes)} resident at most, all that plan --memory counts",
+        f"memory   {bytes_text(stats.peak_resident_bytes)} resident at most, all that plan --memory counts",
         f"reading  {printable(stats.reading_mode)}",
     ]
 
@@ -78,8 +78,3 @@ def _row(words: str, seconds: float, of: float | None = None) -> str:
 
 def _share(seconds: float, of: float) -> str:
     return f"{seconds / of:.1%}" if of else ""
-
-
-def _bytes_text(count: int) -> str:
-    unit, size = next((each for each in _UNITS if count >= each[1]), _UNITS[-1])
-    return f"{count / size:.1f} {unit}"

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from estream_loader.dense import load_record
+from estream_loader.dense import load_records
 from estream_loader.package import Package
 from estream_loader.records import tensors
 from estream_runtime.backends import Array, Backend
@@ -87,18 +87,20 @@ class DenseWeights:
     def __init__(self, package: Package, backend: Backend, scratch: Array):
         model = package.manifest.model
         self._roles: dict[tuple[GraphRole, int], _Inputs] = {}
+        places = [package.dense.place(number) for number in range(1, len(model.layers) + 2)]
+        records = load_records(package, places)
+
+        def take(role: GraphRole, layer: int, number: int) -> _Inputs:
+            kind = _kind(model, backend, role, layer)
+            names = _input_names(role, model, layer, kind)
+            return _inputs(places[number].layout, records[number], names, kind, scratch)
+
         for layer in range(len(model.layers)):
-            place = package.dense.place(layer + 1)
-            record = load_record(package, place)
             for role in _LAYER_ROLES:
-                kind = _kind(model, backend, role, layer)
-                names = _input_names(role, model, layer, kind)
-                self._roles[role, layer] = _inputs(place.layout, record, names, kind, scratch)
-        place = package.dense.place(len(model.layers) + 1)
-        record, kind = load_record(package, place), _kind(model, backend, "head", 0)
-        head = _inputs(place.layout, record, _input_names("head", model, 0, kind), kind, scratch)
+                self._roles[role, layer] = take(role, layer, layer)
+        head = take("head", 0, -1)
         if model.tied_head:
-            head = replace(head, fixed=head.fixed | _tied_head(package, kind))
+            head = replace(head, fixed=head.fixed | _tied_head(package, _kind(model, backend, "head", 0)))
         self._roles["head", 0] = head
 
     def inputs(self, role: GraphRole, layer: int = 0) -> Feeds:
@@ -160,7 +162,8 @@ def _input_names(role: GraphRole, model: ModelDescription, layer: int, kind: Gra
 def _tied_head(package: Package, kind: GraphWeights) -> Feeds:
     """The embedding turned into a head: transposed, its scale per row now one per column."""
     place = package.dense.place(0)
-    stored = tensors(place.layout, load_record(package, place))
+    [record] = load_records(package, [place])
+    stored = tensors(place.layout, record)
     embedding = stored["embedding"]
     head = np.ascontiguousarray(embedding.T)
     if kind == "f32":

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from estream_loader import Package, open_package
-from estream_loader.dense import EmbeddingRows, load_record
+from estream_loader.dense import EmbeddingRows, load_records
 from estream_loader.integrity import check_padding, notices, verify
 from estream_loader.pager import Pager
 from estream_loader.records import tensors
@@ -127,7 +127,7 @@ def page_in(data: bytes) -> None:
         banks = min(choice.prefetch_depth + 1, groups)
         for number in range(1, len(package.dense.table.ranges)):
             place = package.dense.place(number)
-            tensors(place.layout, load_record(package, place))
+            tensors(place.layout, load_records(package, [place])[0])
         embedding = EmbeddingRows(package)
         with np.errstate(all="ignore"):  # the policy `paged` does not look at values
             embedding.gather(np.array([0, package.manifest.model.vocabulary - 1]))

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace as set_fields
 
 from estream_loader import open_package
-from estream_loader.dense import EmbeddingRows, load_record
+from estream_loader.dense import EmbeddingRows, load_records
 from estream_loader.records import tensors
 from estream_spec.errors import IntegrityError
 from estream_spec.weights import Encoding
@@ -21,7 +21,7 @@ def test_record_in_memory_of_its_own() -> None:
     data = Draft().seal()
     with open_package(data) as package:
         place = package.dense.place(2)
-        record = load_record(package, place)
+        record = load_records(package, [place])[0]
     assert record == data[place.offset : place.offset + place.length]
     assert np.frombuffer(record, np.uint8).ctypes.data % 4096 == 0
 
@@ -29,7 +29,7 @@ def test_record_in_memory_of_its_own() -> None:
 @pytest.mark.parametrize("encoding", ENCODING)
 def test_rows_are_those_of_the_whole_embedding(encoding: Encoding) -> None:
     with open_package(Draft(encodings={**ENCODINGS, "embedding": encoding}).seal()) as package:
-        views = tensors(package.dense.place(0).layout, load_record(package, package.dense.place(0)))
+        views = tensors(package.dense.place(0).layout, load_records(package, [package.dense.place(0)])[0])
         whole = views["embedding"].astype(np.float32)
         if encoding == "w8":
             whole *= views["embedding.scale"][:, None]
@@ -70,7 +70,7 @@ def test_damaged_dense_record() -> None:
         place = package.dense.place(3)
     data[place.offset + place.length - 1] ^= 1
     with open_package(bytes(data)) as package, pytest.raises(IntegrityError) as caught:
-        load_record(package, package.dense.place(3))
+        load_records(package, [package.dense.place(3)])[0]
     assert (caught.value.rule, caught.value.path) == ("EMOE-REC-001", "dense[3][0]")
 
 

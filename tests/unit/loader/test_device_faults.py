@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from estream_loader import Integrity, open_package
-from estream_loader.dense import EmbeddingRows, load_record
+from estream_loader.dense import EmbeddingRows, load_records
 from estream_loader.integrity import check_padding, notices, verify
 from estream_loader.source import FileSource
 from estream_spec.errors import EmoeError, IntegrityError, LinkError
@@ -84,7 +84,7 @@ def everything(source: FailingOnce, integrity: Integrity) -> str:
         for graph in package.manifest.graphs:
             digest.update(package.graph(graph))
         for place in package.dense.places():
-            digest.update(load_record(package, place))
+            digest.update(load_records(package, [place])[0])
         digest.update(EmbeddingRows(package).gather(np.arange(MODEL.vocabulary)).tobytes())
         with divided_pager(package, bank_count=1, group_size=1) as pager:
             for expert in range(2):
