@@ -1,0 +1,227 @@
+// Products of token rows with stored matrices, and what stands between them in a layer. FORMAT.md sections 7 and 10,
+// annex A; called through ctypes (library.py), which checks what it is given.
+//
+// Compiled once for each path with that path's flags. Every path gives the same integers; floats may differ in their
+// last bits from path to path, never with the number of threads or of token rows. Matrices may lie at any address.
+#include <math.h>
+#include <stdint.h>
+
+#include "pool.h"
+#include "rows.h"
+
+#if defined(PATH_AVX512VNNI) || defined(PATH_AVXVNNI)
+#include "vnni.h"
+#elif defined(PATH_AVX2)
+#include "avx2.h"
+#elif defined(PATH_I8MM) || defined(PATH_DOTPROD)
+#include "neon.h"
+#else
+#include "plain.h"
+#endif
+
+#include "floats.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+// What one thread works with.
+typedef struct {
+    tile tile;
+    int32_t sums[TOKENS * WIDTH];
+    uint8_t edge[BLOCK * WIDTH]; // a block at the edge of a matrix, filled up
+    int8_t edge_multipliers[BLOCK / STRIP * WIDTH];
+    const char *rows[TOKENS];
+    float_scratch floats;
+} scratch;
+
+// Copies the first `columns` of each row and sets the rest, up to WIDTH columns and `filled` rows.
+static void copy_edge(void *to, const void *from, int64_t stride, int64_t rows, int64_t columns, int64_t filled,
+                      int rest) {
+    memset(to, rest, (size_t)(filled * WIDTH));
+    for (int64_t row = 0; row < rows; row++)
+        memcpy((char *)to + row * WIDTH, (const char *)from + row * stride, (size_t)columns);
+}
+
+// Makes rows k to k + count of columns from n on ready. Returns how many rows that gave, zeros included.
+static int64_t fill(scratch *s, const matrix *m, int64_t k, int64_t count, int64_t n) {
+    int64_t columns = least(WIDTH, m->columns - n), stride = m->columns;
+    if (m->group) {
+        const uint8_t *packed = m->weights + k / 2 * stride + n;
+        const int8_t *multipliers = m->multipliers + k / m->group * stride + n;
+        if (columns < WIDTH) {
+            copy_edge(s->edge, packed, stride, count / 2, columns, count / 2, 0);
+            copy_edge(s->edge_multipliers, multipliers, stride, count / m->group, columns, count / m->group, 0);
+            packed = s->edge, multipliers = s->edge_multipliers, stride = WIDTH;
+        }
+        fill_nibbles(&s->tile, packed, multipliers, stride, count, m->group);
+        return count;
+    }
+    const int8_t *weights = (const int8_t *)m->weights + k * stride + n;
+    int64_t filled = round_up(count, 4);
+    if (columns < WIDTH || filled != count) {
+        copy_edge(s->edge, weights, stride, count, columns, filled, 0);
+        weights = (const int8_t *)s->edge, stride = WIDTH;
+    }
+    fill_bytes(&s->tile, weights, stride, filled);
+    return filled;
+}
+
+// Sums of products of at most TOKENS rows (s->rows) with WIDTH columns from n on, into `sums` [tokens, WIDTH].
+static void sum_tiles(scratch *s, const matrix *m, int64_t tokens, int64_t n, int32_t *sums) {
+    int64_t rows = m->group ? round_up(m->rows, m->group) : m->rows, padded = round_up(m->rows, ROW_ALIGNMENT);
+    memset(sums, 0, (size_t)(tokens * WIDTH) * sizeof *sums);
+    for (int64_t k = 0; k < rows; k += BLOCK) {
+        int64_t count = fill(s, m, k, least(BLOCK, rows - k), n);
+        multiply(&s->tile, m->group, s->rows, k, padded, count, tokens, sums);
+    }
+}
+
+#if FEW
+// Columns that a task takes: wide strips for few rows, whose cost is making ready the rows and not the matrix.
+INLINE int64_t strip_width(int64_t tokens) { return tokens <= FEW ? FEW_WIDTH : WIDTH; }
+
+// Sums of products with `columns` columns from n on, into s->sums, one row of strip_width for each token.
+static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n, int64_t columns) {
+    if (tokens > FEW) {
+        sum_tiles(s, m, tokens, n, s->sums);
+        return;
+    }
+    int64_t whole = columns / 32 * 32;
+    if (tokens == 1) few_columns(m, s->rows, 1, n, whole, s->sums);
+    else few_columns(m, s->rows, 2, n, whole, s->sums);
+    if (whole == columns) return;
+    int32_t *rest = s->sums + FEW * FEW_WIDTH;
+    sum_tiles(s, m, tokens, n + whole, rest);
+    for (int64_t i = 0; i < tokens; i++)
+        memcpy(s->sums + i * FEW_WIDTH + whole, rest + i * WIDTH, (size_t)(columns - whole) * sizeof *rest);
+}
+#else
+INLINE int64_t strip_width(int64_t tokens) { return (void)tokens, WIDTH; }
+
+static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n, int64_t columns) {
+    (void)columns;
+    sum_tiles(s, m, tokens, n, s->sums);
+}
+#endif
+
+// Which rows a call takes: `chosen` of them, or all in order.
+INLINE int64_t row_of(const int64_t *chosen, int64_t at) { return chosen ? chosen[at] : at; }
+
+static void point_to_rows(scratch *s, const quantised *x, const int64_t *chosen, int64_t from, int64_t tokens) {
+    for (int64_t i = 0; i < tokens; i++) s->rows[i] = x->data + row_of(chosen, from + i) * x->stride;
+}
+
+INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+typedef struct {
+    const quantised *x;
+    const int64_t *chosen; // rows of x, or NULL for all in order
+    int64_t tokens;
+    const matrix *m, *up; // y = x @ m, or silu(x @ m) * (x @ up)
+    float *y;             // by token, unless `targets` says to which rows shares of the products are added
+    const int64_t *targets;
+    const float *shares;
+} products;
+
+// Task: a strip of columns for at most TOKENS rows.
+static void multiply_strip(const void *call, int64_t number, void *own) {
+    const products *c = call;
+    scratch *s = own;
+    const matrix *m = c->m;
+    int64_t width = strip_width(c->tokens), strips = parts(m->columns, width);
+    int64_t n = number % strips * width, from = number / strips * TOKENS;
+    int64_t tokens = least(TOKENS, c->tokens - from), columns = least(width, m->columns - n);
+    point_to_rows(s, c->x, c->chosen, from, tokens);
+    sum_products(s, m, tokens, n, columns);
+    for (int64_t i = 0; i < tokens; i++) {
+        const int32_t *sums = s->sums + i * width;
+        const float *scale = m->scale + n;
+        float row_scale = c->x->scale[row_of(c->chosen, from + i)];
+        if (c->targets) {
+            float *y = c->y + c->targets[from + i] * m->columns + n, share = c->shares[from + i];
+            for (int64_t each = 0; each < columns; each++)
+                y[each] += share * (((float)sums[each] * row_scale) * scale[each]);
+        } else {
+            float *y = c->y + (from + i) * m->columns + n;
+            for (int64_t each = 0; each < columns; each++) y[each] = ((float)sums[each] * row_scale) * scale[each];
+        }
+    }
+    if (!c->up) return;
+    sum_products(s, c->up, tokens, n, columns);
+    for (int64_t i = 0; i < tokens; i++) {
+        const int32_t *sums = s->sums + i * width;
+        const float *scale = c->up->scale + n;
+        float *y = c->y + (from + i) * m->columns + n, row_scale = c->x->scale[row_of(c->chosen, from + i)];
+        for (int64_t each = 0; each < columns; each++)
+            y[each] = silu(y[each]) * (((float)sums[each] * row_scale) * scale[each]);
+    }
+}
+
+static void run_products(pool *p, const products *c) {
+    run_tasks(p, multiply_strip, c, parts(c->m->columns, strip_width(c->tokens)) * parts(c->tokens, TOKENS));
+}
+
+typedef struct {
+    const float *x;
+    int64_t tokens, columns, stride;
+    int32_t group;
+    char *data;
+    float *scale;
+} quantising;
+
+// Task: one token row. FORMAT.md annex A: scale max|x| / 127, or 1 where that is 0; x / scale rounded half to even.
+static void quantise_row(const void *call, int64_t number, void *own) {
+    (void)own;
+    const quantising *c = call;
+    const float *x = c->x + number * c->columns;
+    char *row = c->data + number * c->stride;
+    int64_t padded = round_up(c->columns, ROW_ALIGNMENT);
+    float largest = largest_of(x, c->columns), scale = largest / 127;
+    if (scale == 0) scale = 1;
+    c->scale[number] = scale; // what is not finite makes every product of the row so
+    for (int64_t at = 0; at < padded; at += ROW_ALIGNMENT) {
+        int8_t values[ROW_ALIGNMENT] = {0};
+        if (isfinite(scale)) {
+            int64_t count = least(ROW_ALIGNMENT, c->columns - at);
+            if (count == ROW_ALIGNMENT) round_values(x + at, scale, ROW_ALIGNMENT, values);
+            else round_values(x + at, scale, count, values);
+        }
+        store_values(row, c->group, padded, at, values);
+    }
+}
+
+EXPORT pool *kernel_open(int32_t threads) { return open_pool(threads, sizeof(scratch)); }
+
+EXPORT void kernel_close(pool *p) { close_pool(p); }
+
+// Bytes of a quantised row that meets matrices of this group.
+EXPORT int64_t kernel_row_bytes(int32_t group, int64_t columns) { return row_bytes(group, columns); }
+
+// Quantises x [tokens, columns] to rows of kernel_row_bytes each, and scale [tokens].
+EXPORT void kernel_quantise(pool *p, const float *x, int64_t tokens, int64_t columns, int32_t group, char *data,
+                            float *scale) {
+    quantising c = {x, tokens, columns, row_bytes(group, columns), group, data, scale};
+    run_tasks(p, quantise_row, &c, tokens);
+}
+
+// y [tokens, N] = x @ m.
+EXPORT void kernel_product(pool *p, const char *data, const float *scale, int64_t tokens, const matrix *m, float *y) {
+    quantised x = {data, scale, row_bytes(m->group, m->rows), m->rows};
+    run_products(p, &(products){.x = &x, .tokens = tokens, .m = m, .y = y});
+}
+
+// total[chosen] += shares * expert(x[chosen]); no row is chosen twice. Returns 0, or 1 where memory is wanting.
+EXPORT int32_t kernel_expert(pool *p, const char *data, const float *scale, const int64_t *chosen, const float *shares,
+                             int64_t tokens, const matrix *gate, const matrix *up, const matrix *down, float *total) {
+    int64_t inner = gate->columns, stride = row_bytes(down->group, inner);
+    size_t hidden_bytes = (size_t)round_up(tokens * inner * 4, 64), row_scale_bytes = (size_t)round_up(tokens * 4, 64);
+    char *room = workspace(p, hidden_bytes + row_scale_bytes + (size_t)(tokens * stride));
+    if (!room) return 1;
+    float *hidden = (float *)room, *hidden_scale = (float *)(room + hidden_bytes);
+    char *hidden_rows = room + hidden_bytes + row_scale_bytes;
+    quantised x = {data, scale, row_bytes(gate->group, gate->rows), gate->rows};
+    run_products(p, &(products){.x = &x, .chosen = chosen, .tokens = tokens, .m = gate, .up = up, .y = hidden});
+    kernel_quantise(p, hidden, tokens, inner, down->group, hidden_rows, hidden_scale);
+    quantised h = {hidden_rows, hidden_scale, stride, inner};
+    run_products(p, &(products){.x = &h, .targets = chosen, .tokens = tokens, .m = down, .shares = shares, .y = total});
+    return 0;
+}

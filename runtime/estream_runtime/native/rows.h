@@ -1,0 +1,41 @@
+// Quantised activations and stored matrices, as every path sees them. FORMAT.md section 7, annex A.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    NIBBLE_ZERO = 8,
+    BLOCK = 256,       // rows of a matrix (K) that are made ready at a time: whole groups
+    STRIP = 32,        // rows of a matrix that share one correction
+    TOKENS = 256,      // token rows that make use of a block at a time
+    ROW_ALIGNMENT = 64 // quantised rows are padded with zeros to this many values
+};
+
+// A stored matrix [rows, columns]; group is 0 for w8, where `weights` are int8, and 32 or 64 for nibbles.
+typedef struct {
+    const uint8_t *weights;
+    const int8_t *multipliers; // [groups, columns], nibbles only
+    const float *scale;        // [columns]
+    int64_t rows, columns;
+    int32_t group;
+} matrix;
+
+// Token rows [T, K] as integers: each row holds what `ROW_BYTES` says for the path.
+typedef struct {
+    const char *data;
+    const float *scale; // [T]
+    int64_t stride;     // bytes from row to row
+    int64_t columns;    // K
+} quantised;
+
+INLINE int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE int32_t load_32(const void *from) {
+    int32_t value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
