@@ -5,7 +5,15 @@
 
 #include "rows.h"
 
-typedef struct { int unused; } float_scratch;
+// As many floats as a register holds, at any address.
+#if defined(__AVX512F__)
+#define FLOATS 16
+#elif defined(__AVX2__)
+#define FLOATS 8
+#else
+#define FLOATS 4
+#endif
+typedef float floats __attribute__((vector_size(4 * FLOATS), aligned(4), may_alias));
 
 // Rounds x / scale, which is at most some hundreds in size, half to even: adding and taking away 1.5 * 2^23 does.
 INLINE void round_values(const float *x, float scale, int64_t count, int8_t *values) {
@@ -63,3 +71,64 @@ INLINE float exponential(float x) {
 }
 
 INLINE float silu(float x) { return x / (1.0f + exponential(-x)); }
+
+// y = x * (1 / sqrt(mean(x * x) + epsilon)) * weight
+INLINE void norm_row(const float *x, const float *weight, float epsilon, int64_t count, float *y) {
+    float squares[16] = {0}, sum = 0;
+    for (int64_t k = 0; k < count / 16 * 16; k += 16)
+        for (int lane = 0; lane < 16; lane++) squares[lane] += x[k + lane] * x[k + lane];
+    for (int64_t k = count / 16 * 16; k < count; k++) squares[0] += x[k] * x[k];
+    for (int lane = 0; lane < 16; lane++) sum += squares[lane];
+    float factor = 1.0f / sqrtf(sum / (float)count + epsilon);
+    for (int64_t k = 0; k < count; k++) y[k] = x[k] * factor * weight[k];
+}
+
+// Rotary encoding of one row of a head: x * cos + (-x2, x1) * sin, x1 and x2 being the halves of x.
+INLINE void rotate_row(const float *x, const float *cosine, const float *sine, int64_t width, float *y) {
+    int64_t half = width / 2;
+    for (int64_t k = 0; k < half; k++) y[k] = x[k] * cosine[k] - x[k + half] * sine[k];
+    for (int64_t k = half; k < width; k++) y[k] = x[k] * cosine[k] + x[k - half] * sine[k];
+}
+
+// y [rows, columns] = a [rows, inner] @ b [inner, columns], or adds that to y; each sum in the order of `inner`.
+INLINE void mix_part(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t inner, int rows,
+                     int vectors, float *y, int64_t y_stride, int adds) {
+    floats sums[6][2];
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vectors; v++)
+            sums[i][v] = adds ? *(const floats *)(y + i * y_stride + v * FLOATS) : (floats){0};
+    for (int64_t k = 0; k < inner; k++) {
+        floats first = *(const floats *)(b + k * b_stride), second = first;
+        if (vectors == 2) second = *(const floats *)(b + k * b_stride + FLOATS);
+        for (int i = 0; i < rows; i++) {
+            float x = a[i * a_stride + k];
+            sums[i][0] += x * first;
+            if (vectors == 2) sums[i][1] += x * second;
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vectors; v++) *(floats *)(y + i * y_stride + v * FLOATS) = sums[i][v];
+}
+
+INLINE void mix_rows(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t inner, int rows,
+                     int64_t columns, float *y, int64_t y_stride, int adds) {
+    int64_t n = 0;
+    for (; n + 2 * FLOATS <= columns; n += 2 * FLOATS)
+        mix_part(a, a_stride, b + n, b_stride, inner, rows, 2, y + n, y_stride, adds);
+    for (; n + FLOATS <= columns; n += FLOATS)
+        mix_part(a, a_stride, b + n, b_stride, inner, rows, 1, y + n, y_stride, adds);
+    for (; n < columns; n++)
+        for (int i = 0; i < rows; i++) {
+            float sum = adds ? y[i * y_stride + n] : 0;
+            for (int64_t k = 0; k < inner; k++) sum += a[i * a_stride + k] * b[k * b_stride + n];
+            y[i * y_stride + n] = sum;
+        }
+}
+
+static void mix(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t inner, int64_t rows,
+                int64_t columns, float *y, int64_t y_stride, int adds) {
+    for (; rows >= 6; rows -= 6, a += 6 * a_stride, y += 6 * y_stride)
+        mix_rows(a, a_stride, b, b_stride, inner, 6, columns, y, y_stride, adds);
+    for (; rows; rows--, a += a_stride, y += y_stride)
+        mix_rows(a, a_stride, b, b_stride, inner, 1, columns, y, y_stride, adds);
+}

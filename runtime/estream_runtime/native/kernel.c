@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "cpu.h"
 #include "pool.h"
 #include "rows.h"
 
@@ -20,6 +21,7 @@
 #endif
 
 #include "floats.h"
+#include "attention.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -30,7 +32,6 @@ typedef struct {
     uint8_t edge[BLOCK * WIDTH]; // a block at the edge of a matrix, filled up
     int8_t edge_multipliers[BLOCK / STRIP * WIDTH];
     const char *rows[TOKENS];
-    float_scratch floats;
 } scratch;
 
 // Copies the first `columns` of each row and sets the rest, up to WIDTH columns and `filled` rows.
@@ -113,6 +114,7 @@ static void point_to_rows(scratch *s, const quantised *x, const int64_t *chosen,
 INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 typedef struct {
+    const pool *pool;
     const quantised *x;
     const int64_t *chosen; // rows of x, or NULL for all in order
     int64_t tokens;
@@ -123,9 +125,9 @@ typedef struct {
 } products;
 
 // Task: a strip of columns for at most TOKENS rows.
-static void multiply_strip(const void *call, int64_t number, void *own) {
+static void multiply_strip(const void *call, int64_t number, int thread) {
     const products *c = call;
-    scratch *s = own;
+    scratch *s = scratch_of(c->pool, thread);
     const matrix *m = c->m;
     int64_t width = strip_width(c->tokens), strips = parts(m->columns, width);
     int64_t n = number % strips * width, from = number / strips * TOKENS;
@@ -169,8 +171,8 @@ typedef struct {
 } quantising;
 
 // Task: one token row. FORMAT.md annex A: scale max|x| / 127, or 1 where that is 0; x / scale rounded half to even.
-static void quantise_row(const void *call, int64_t number, void *own) {
-    (void)own;
+static void quantise_row(const void *call, int64_t number, int thread) {
+    (void)thread;
     const quantising *c = call;
     const float *x = c->x + number * c->columns;
     char *row = c->data + number * c->stride;
@@ -189,6 +191,10 @@ static void quantise_row(const void *call, int64_t number, void *own) {
     }
 }
 
+// Whether the path of this name runs on this processor: to be asked of the plain path, which runs on every one.
+EXPORT int32_t kernel_runs_on(const char *path) { return runs_here(path); }
+
+// Threads for one caller at a time, the caller among them. NULL where memory is wanting.
 EXPORT pool *kernel_open(int32_t threads) { return open_pool(threads, sizeof(scratch)); }
 
 EXPORT void kernel_close(pool *p) { close_pool(p); }
@@ -206,7 +212,7 @@ EXPORT void kernel_quantise(pool *p, const float *x, int64_t tokens, int64_t col
 // y [tokens, N] = x @ m.
 EXPORT void kernel_product(pool *p, const char *data, const float *scale, int64_t tokens, const matrix *m, float *y) {
     quantised x = {data, scale, row_bytes(m->group, m->rows), m->rows};
-    run_products(p, &(products){.x = &x, .tokens = tokens, .m = m, .y = y});
+    run_products(p, &(products){.pool = p, .x = &x, .tokens = tokens, .m = m, .y = y});
 }
 
 // total[chosen] += shares * expert(x[chosen]); no row is chosen twice. Returns 0, or 1 where memory is wanting.
@@ -219,9 +225,90 @@ EXPORT int32_t kernel_expert(pool *p, const char *data, const float *scale, cons
     float *hidden = (float *)room, *hidden_scale = (float *)(room + hidden_bytes);
     char *hidden_rows = room + hidden_bytes + row_scale_bytes;
     quantised x = {data, scale, row_bytes(gate->group, gate->rows), gate->rows};
-    run_products(p, &(products){.x = &x, .chosen = chosen, .tokens = tokens, .m = gate, .up = up, .y = hidden});
+    run_products(p, &(products){.pool = p, .x = &x, .chosen = chosen, .tokens = tokens, .m = gate, .up = up, .y = hidden});
     kernel_quantise(p, hidden, tokens, inner, down->group, hidden_rows, hidden_scale);
     quantised h = {hidden_rows, hidden_scale, stride, inner};
-    run_products(p, &(products){.x = &h, .targets = chosen, .tokens = tokens, .m = down, .shares = shares, .y = total});
+    run_products(p, &(products){.pool = p, .x = &h, .targets = chosen, .tokens = tokens, .m = down, .shares = shares, .y = total});
     return 0;
+}
+
+typedef struct {
+    const float *x, *weight;
+    float epsilon;
+    int64_t columns;
+    float *y;
+} norming;
+
+static void norm_task(const void *call, int64_t number, int thread) {
+    (void)thread;
+    const norming *c = call;
+    norm_row(c->x + number * c->columns, c->weight, c->epsilon, c->columns, c->y + number * c->columns);
+}
+
+// y [tokens, columns] = RMS norm of x, times weight [columns]. y may be x.
+EXPORT void kernel_norm(pool *p, const float *x, const float *weight, float epsilon, int64_t tokens, int64_t columns,
+                        float *y) {
+    norming c = {x, weight, epsilon, columns, y};
+    run_tasks(p, norm_task, &c, tokens);
+}
+
+typedef struct {
+    const float *x, *cosine, *sine;
+    int64_t tokens, heads, width;
+    float *y;
+} rotating;
+
+static void rotate_task(const void *call, int64_t number, int thread) {
+    (void)thread;
+    const rotating *c = call;
+    for (int64_t head = 0; head < c->heads; head++) {
+        const float *x = c->x + (number * c->heads + head) * c->width;
+        float *y = c->y + (head * c->tokens + number) * c->width;
+        if (c->cosine) rotate_row(x, c->cosine + number * c->width, c->sine + number * c->width, c->width, y);
+        else memcpy(y, x, (size_t)c->width * sizeof *y);
+    }
+}
+
+// y [heads, tokens, width] = x [tokens, heads * width], rotated by cosine and sine [tokens, width] unless they are NULL.
+EXPORT void kernel_rotate(pool *p, const float *x, const float *cosine, const float *sine, int64_t tokens,
+                          int64_t heads, int64_t width, float *y) {
+    rotating c = {x, cosine, sine, tokens, heads, width, y};
+    run_tasks(p, rotate_task, &c, tokens);
+}
+
+// y [tokens, heads * width]: softmax(queries @ keys' / sqrt(width) + mask) @ values. Returns 0, or 1 where memory is
+// wanting.
+EXPORT int32_t kernel_attend(pool *p, const float *queries, const float *keys, const float *values, const float *mask,
+                             int64_t heads, int64_t shared, int64_t tokens, int64_t length, int64_t width,
+                             int64_t stride, float *y) {
+    char *room = workspace(p, attention_bytes(width) * (size_t)p->threads);
+    if (!room) return 1;
+    attending c = {.pool = p, .queries = queries, .keys = keys, .values = values, .mask = mask, .y = y,
+                   .heads = heads, .shared = shared, .tokens = tokens, .length = length, .width = width,
+                   .stride = stride, .scale = 1.0f / sqrtf((float)width), .room = room};
+    run_tasks(p, attend_rows, &c, heads * parts(tokens, QUERIES));
+    return 0;
+}
+
+typedef struct {
+    const float *x, *m;
+    int64_t tokens, rows, columns;
+    float *y;
+} mixing;
+
+enum { MIXED = 24 }; // token rows of a task
+
+static void mix_task(const void *call, int64_t number, int thread) {
+    (void)thread;
+    const mixing *c = call;
+    int64_t from = number * MIXED;
+    mix(c->x + from * c->rows, c->rows, c->m, c->columns, c->rows, least(MIXED, c->tokens - from), c->columns,
+        c->y + from * c->columns, c->columns, 0);
+}
+
+// y [tokens, columns] = x [tokens, rows] @ m [rows, columns], all f32.
+EXPORT void kernel_mix(pool *p, const float *x, const float *m, int64_t tokens, int64_t rows, int64_t columns,
+                       float *y) {
+    mixing c = {x, m, tokens, rows, columns, y};
+    run_tasks(p, mix_task, &c, parts(tokens, MIXED));
 }

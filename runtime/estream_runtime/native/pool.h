@@ -20,13 +20,13 @@
 
 enum { SPINS = 10000 };
 
-// Carries out task `number` of a call in `scratch`, memory of one thread's own.
-typedef void task_function(const void *call, int64_t number, void *scratch);
+// Carries out task `number` of a call in one of the pool's threads.
+typedef void task_function(const void *call, int64_t number, int thread);
 
 typedef struct {
     int threads;
     size_t scratch_bytes;
-    char *scratch;            // one stretch for each thread
+    char *scratch;            // see scratch_of
     void *workspace;          // what a call keeps between its steps, grown as needed
     size_t workspace_bytes;
     pthread_t *workers;
@@ -43,12 +43,14 @@ typedef struct {
 
 typedef struct {
     pool *of;
-    int number;
+    int thread;
 } worker;
 
-static void take_tasks(pool *p, int number) {
-    void *scratch = p->scratch + p->scratch_bytes * (size_t)number;
-    for (int64_t task; (task = atomic_fetch_add(&p->next, 1)) < p->count;) p->function(p->call, task, scratch);
+// Memory of one thread's own, of the size that the pool was opened with.
+static void *scratch_of(const pool *p, int thread) { return p->scratch + p->scratch_bytes * (size_t)thread; }
+
+static void take_tasks(pool *p, int thread) {
+    for (int64_t task; (task = atomic_fetch_add(&p->next, 1)) < p->count;) p->function(p->call, task, thread);
 }
 
 static void *work(void *argument) {
@@ -67,7 +69,7 @@ static void *work(void *argument) {
         }
         seen++;
         if (atomic_load(&p->ending)) return NULL;
-        take_tasks(p, me.number);
+        take_tasks(p, me.thread);
         atomic_fetch_sub(&p->busy, 1);
     }
 }

@@ -1,0 +1,104 @@
+// Rows of queries attend to keys and values, a block of keys after the other, so that scores need little memory: the
+// running maximum and sum of Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
+#pragma once
+
+#include "floats.h"
+#include "pool.h"
+
+enum { QUERIES = 64, KEYS = 128 }; // rows of a task, keys of a block
+
+typedef struct {
+    pool *pool;
+    const float *queries;       // [heads, tokens, width]
+    const float *keys, *values; // [shared, ..., width], `stride` floats from one to the next of `shared`
+    const float *mask;          // [tokens, length], added to scores
+    float *y;                   // [tokens, heads * width]
+    int64_t heads, shared, tokens, length, width, stride;
+    float scale;
+    char *room; // room_bytes for each thread
+} attending;
+
+// What one thread works with.
+typedef struct {
+    float scores[QUERIES][KEYS];
+    float largest[QUERIES], sum[QUERIES];
+    float rest[]; // keys, turned: [width, KEYS]; then the result [QUERIES, width]
+} attention_scratch;
+
+INLINE size_t attention_bytes(int64_t width) {
+    size_t rest = (size_t)(width * (KEYS + QUERIES)) * sizeof(float);
+    return (sizeof(attention_scratch) + rest + 63) / 64 * 64;
+}
+
+// Scores of few rows: one product after the other, as turning the keys would cost more.
+INLINE void score_few(const float *queries, int64_t rows, const float *keys, int64_t count, int64_t width,
+                      float (*scores)[KEYS]) {
+    for (int64_t key = 0; key < count; key++)
+        for (int64_t i = 0; i < rows; i++) {
+            const float *q = queries + i * width, *at = keys + key * width;
+            float sums[32] = {0}, sum = 0;
+            int64_t k = 0;
+            for (; k + 32 <= width; k += 32)
+                for (int lane = 0; lane < 32; lane++) sums[lane] += q[k + lane] * at[k + lane];
+            for (; k < width; k++) sums[0] += q[k] * at[k];
+            for (int lane = 0; lane < 16; lane++) sums[lane] += sums[lane + 16];
+            for (int lane = 0; lane < 8; lane++) sums[lane] += sums[lane + 8];
+            for (int lane = 0; lane < 8; lane++) sum += sums[lane];
+            scores[i][key] = sum;
+        }
+}
+
+// Makes shares of one row's scores, and of what was summed before what it is worth beside them.
+INLINE void share_row(float *scores, const float *mask, float scale, int64_t count, float *largest, float *sum,
+                      float *result, int64_t width) {
+    float top[16], total[16] = {0}, most = *largest;
+    for (int lane = 0; lane < 16; lane++) top[lane] = most;
+    for (int64_t k = 0; k < count; k++) scores[k] = scores[k] * scale + mask[k];
+    int64_t k = 0;
+    for (; k + 16 <= count; k += 16)
+        for (int lane = 0; lane < 16; lane++) top[lane] = scores[k + lane] > top[lane] ? scores[k + lane] : top[lane];
+    for (; k < count; k++) top[0] = scores[k] > top[0] ? scores[k] : top[0];
+    for (int lane = 0; lane < 16; lane++) most = top[lane] > most ? top[lane] : most;
+    for (k = 0; k < count; k++) scores[k] = scores[k] - most < -87.0f ? 0 : exponential(scores[k] - most);
+    for (k = 0; k + 16 <= count; k += 16)
+        for (int lane = 0; lane < 16; lane++) total[lane] += scores[k + lane];
+    for (; k < count; k++) total[0] += scores[k];
+    float kept = *largest - most < -87.0f ? 0 : exponential(*largest - most), added = 0;
+    for (int lane = 0; lane < 16; lane++) added += total[lane];
+    *sum = *sum * kept + added;
+    *largest = most;
+    if (kept != 1)
+        for (k = 0; k < width; k++) result[k] *= kept;
+}
+
+// Task: at most QUERIES rows of a head.
+static void attend_rows(const void *call, int64_t number, int thread) {
+    const attending *c = call;
+    attention_scratch *s = (attention_scratch *)(c->room + attention_bytes(c->width) * (size_t)thread);
+    int64_t width = c->width, blocks = (c->tokens + QUERIES - 1) / QUERIES;
+    int64_t head = number / blocks, from = number % blocks * QUERIES, rows = least(QUERIES, c->tokens - from);
+    const float *queries = c->queries + (head * c->tokens + from) * width;
+    const float *keys = c->keys + head / (c->heads / c->shared) * c->stride;
+    const float *values = c->values + head / (c->heads / c->shared) * c->stride;
+    float *turned = s->rest, *result = s->rest + width * KEYS;
+    for (int64_t i = 0; i < rows; i++) s->largest[i] = -INFINITY, s->sum[i] = 0;
+    memset(result, 0, (size_t)(rows * width) * sizeof *result);
+    for (int64_t at = 0; at < c->length; at += KEYS) {
+        int64_t count = least(KEYS, c->length - at);
+        if (rows < 6) {
+            score_few(queries, rows, keys + at * width, count, width, s->scores);
+        } else {
+            for (int64_t key = 0; key < count; key++)
+                for (int64_t k = 0; k < width; k++) turned[k * KEYS + key] = keys[(at + key) * width + k];
+            mix(queries, width, turned, KEYS, width, rows, count, s->scores[0], KEYS, 0);
+        }
+        for (int64_t i = 0; i < rows; i++)
+            share_row(s->scores[i], c->mask + (from + i) * c->length + at, c->scale, count, &s->largest[i], &s->sum[i],
+                      result + i * width, width);
+        mix(s->scores[0], KEYS, values + at * width, width, count, rows, width, result, width, 1);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        float *y = c->y + (from + i) * c->heads * width + head * width, factor = 1.0f / s->sum[i];
+        for (int64_t k = 0; k < width; k++) y[k] = result[i * width + k] * factor;
+    }
+}
