@@ -1,9 +1,12 @@
-# Everything here works on a machine that has just make and Python 3.11 or newer: the first call sets up .venv.
+# Everything here works on a machine that has just make, a C compiler and Python 3.11 or newer: the first call sets up
+# .venv. Only tests need the compiler.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+KERNEL := hatch_build.py $(wildcard runtime/estream_runtime/native/*.[ch]) \
+	$(addprefix runtime/estream_runtime/native/,compiling.py paths.py)
 DEMO := build/demo
 PACKAGE := $(DEMO)/sample.emoe
 FUZZ_SECONDS ?= 60
@@ -62,12 +65,14 @@ conformance: $(INSTALLED)
 	$(BIN)/estream-conformance run "$(BIN)/python -m estream_loader.verdict"
 
 clean:
-	rm -rf $(VENV) build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+		runtime/estream_runtime/native/kernel-*.so
 
-$(INSTALLED): pyproject.toml
+# Installing again compiles the kernel again.
+$(INSTALLED): pyproject.toml $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed, and $(PYTHON) is not: name one with make PYTHON=..." >&2; exit 1; }
-	@echo "setting up $(VENV), which takes about a minute"
+	@echo "setting up $(VENV), which takes about a minute the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
