@@ -41,11 +41,9 @@ PLAIN: Final = KernelPath("plain", (), ())
 """Runs everywhere, and says which of the others run here."""
 
 PATHS: Final = (
-    KernelPath(
-        "avx512vnni", _X86, ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni", "-mavx2", "-mfma", "-mf16c")
-    ),
-    KernelPath("avxvnni", _X86, ("-mavx2", "-mfma", "-mf16c", "-mavxvnni")),
-    KernelPath("avx2", _X86, ("-mavx2", "-mfma", "-mf16c")),
+    KernelPath("avx512vnni", _X86, ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni", "-mavx2", "-mfma")),
+    KernelPath("avxvnni", _X86, ("-mavx2", "-mfma", "-mavxvnni")),
+    KernelPath("avx2", _X86, ("-mavx2", "-mfma")),
     KernelPath("i8mm", _ARM, ("-march=armv8.2-a+dotprod+i8mm",)),
     KernelPath("dotprod", _ARM, ("-march=armv8.2-a+dotprod",)),
     PLAIN,
