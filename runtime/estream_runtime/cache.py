@@ -48,12 +48,12 @@ class KeyValues:
         self.length = length
 
     def whole(self) -> tuple[Floats, Floats]:
-        """All of the room, no copy."""
+        """All of the room, contiguous."""
         return self._keys, self._values
 
     def first(self, length: int) -> tuple[Floats, Floats]:
-        """The first `length` tokens, contiguous."""
-        return np.ascontiguousarray(self._keys[:, :length]), np.ascontiguousarray(self._values[:, :length])
+        """The first `length` tokens, as views."""
+        return self._keys[:, :length], self._values[:, :length]
 
     def _grown(self, held: Floats, room: int) -> Floats:
         grown = np.zeros((held.shape[0], room, held.shape[2]), np.float32)

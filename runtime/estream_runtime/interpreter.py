@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,7 @@ class _Rows:
         tables: rotary tables, by attention.
         x: f32 `[T, hidden]`, from EMBED on.
         normed: f32 `[T, hidden]`, what experts take, from ATTEND of a layer to its COMBINE.
+        ready: those as the backend takes them, from ROUTE on.
         scores: f32 `[T, experts]`, the router's, likewise.
         routed: rows of each expert, from ROUTE of a layer to its COMBINE.
         total: f32 `[T, hidden]`, what experts have added so far, likewise.
@@ -62,6 +64,7 @@ class _Rows:
     tables: list[tuple[Floats, Floats]]
     x: Floats = field(init=False)
     normed: Floats = field(init=False)
+    ready: Any = field(init=False)
     scores: Floats = field(init=False)
     routed: Routed = field(init=False)
     total: Floats = field(init=False)
@@ -240,6 +243,7 @@ class Interpreter:
             rows.routed = by_expert(expert_ids, weights, block.experts)
             self.pager.route(layer, np.flatnonzero(rows.routed.counts).tolist())
             rows.total = np.zeros_like(rows.normed)
+            rows.ready = self._backend.expert_rows(self._classes["expert"][layer], rows.normed)
         if rows.on_route is not None:
             rows.on_route(layer, expert_ids, weights)
 
@@ -252,12 +256,11 @@ class Interpreter:
             about = layer, group, expert, len(chosen)
             with during("expand", *about):
                 inputs = self._experts.bind(layer, self.pager.record(bound, expert))
-            with during("gather", *about):
-                normed = rows.normed[chosen]
-            with during("products", *about):
-                added = self._graph("expert", layer, {"normed": normed, **inputs})["y"]
-            with during("scatter", *about):
-                rows.total[chosen] += shares[:, None] * added
+            self._backend.add_expert(
+                self._classes["expert"][layer],
+                *(rows.ready, chosen, shares, inputs, rows.total),
+                lambda activity, about=about: during(activity, *about),
+            )
 
     @contextmanager
     def _in_banks(self, program: Program) -> Iterator[None]:

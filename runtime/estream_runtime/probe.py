@@ -95,16 +95,14 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
 
 def _computing(session: Session) -> str:
     """What computes, in words."""
-    manifest = session.package.manifest
+    manifest, backend = session.package.manifest, session.backend
     shape_class = shape_class_of("expert", manifest.model, 0)
-    weights = session.backend.weights_of("expert", shape_class)
     [activations] = {
-        graph.activations
-        for graph in manifest.graphs
-        if (graph.role, graph.shape_class, graph.weights) == ("expert", shape_class, weights)
+        graph.activations for graph in manifest.graphs if (graph.role, graph.shape_class) == ("expert", shape_class)
     }
-    graph = f"expert graph of {weights} weights, {activations} activations"
-    return f"backend {session.backend.name}, {session.threads} threads, {graph}"
+    weights = backend.weights_of("expert", shape_class)
+    name = f"{backend.name} ({backend.detail})" if backend.detail else backend.name
+    return f"backend {name}, {session.threads} threads, experts of {weights} weights, {activations} activations"
 
 
 def _read_rates(rates: Mapping[int, Mapping[int, float]]) -> tuple[ReadRate, ...]:

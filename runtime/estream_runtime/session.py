@@ -17,7 +17,7 @@ from estream_loader.dense import EmbeddingRows
 from estream_loader.package import Package
 from estream_loader.pager import Pager
 from estream_loader.tokenizing import tokenizer_faults
-from estream_runtime.backends import Backend, GraphKey, open_backend
+from estream_runtime.backends import Backend, GraphKey, default_backend, open_backend
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import KeyValues
 from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
@@ -108,7 +108,7 @@ class Session:
     def __init__(
         self,
         package: Package,
-        backend: str = "portable",
+        backend: str | None = None,
         arena_bytes: int | None = None,
         *,
         group_size: int | None = None,
@@ -146,7 +146,7 @@ class Session:
                 GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
                 for graph in manifest.graphs
             }
-            opened = open_backend(backend, self._model, graphs, self.threads)
+            opened = open_backend(backend or default_backend(), self._model, graphs, self.threads)
             stack.callback(opened.close)
             self._backend = opened
             laps.end("backend")

@@ -15,11 +15,11 @@ import numpy as np
 from estream_loader.dense import load_records
 from estream_loader.package import Package
 from estream_loader.records import tensors
-from estream_runtime.backends import Array, Backend
+from estream_runtime.backends import Array, Backend, MatrixForm
 from estream_spec.constants import TENSOR_ALIGNMENT
 from estream_spec.graph_interface import MATRICES, interface, shape_class_of
 from estream_spec.layout import round_up
-from estream_spec.manifest import GraphRole, GraphWeights, Matrix, RecordLayout
+from estream_spec.manifest import GraphRole, Matrix, RecordLayout
 from estream_spec.model import ModelDescription
 from estream_spec.weights import GROUP_SIZES, expand_nibbles
 
@@ -29,7 +29,7 @@ Feeds = dict[str, Array]
 _LAYER_ROLES: Final[tuple[GraphRole, ...]] = ("qkv", "out")
 """Graphs that take dense weights of a layer."""
 _PACKED: Final = (".nibbles", ".multipliers")
-"""Parts that no graph takes as they are."""
+"""Parts of matrices that no graph takes as they are."""
 _SIGN: Final = np.uint8(128)
 """Flipping this bit of a signed byte adds 128 to it and makes it unsigned."""
 
@@ -123,10 +123,12 @@ def scratch_for(package: Package) -> Array:
 
 
 def _inputs(
-    layout: RecordLayout, record: memoryview, names: frozenset[str], kind: GraphWeights, scratch: Array
+    layout: RecordLayout, record: memoryview, names: frozenset[str], kind: MatrixForm, scratch: Array
 ) -> _Inputs:
     """Inputs of one graph from a record, which is the session's own: stored bytes are shifted where they lie."""
     stored = tensors(layout, record)
+    if kind == "stored":
+        return _Inputs({name: each for name, each in stored.items() if _belongs(name, names)}, (), {}, False)
     matrices = [each for each in layout.matrices if each.name in names]
     if kind == "uint8":
         for each in matrices:
@@ -151,15 +153,21 @@ def _room(matrix: Matrix) -> int:
     return round_up(matrix.rows * matrix.columns, TENSOR_ALIGNMENT)
 
 
-def _kind(model: ModelDescription, backend: Backend, role: GraphRole, layer: int) -> GraphWeights:
+def _belongs(name: str, inputs: frozenset[str]) -> bool:
+    """Whether a tensor is an input or a part of a matrix that is one."""
+    return name in inputs or (name.endswith(_PACKED) and name.rpartition(".")[0] in inputs)
+
+
+def _kind(model: ModelDescription, backend: Backend, role: GraphRole, layer: int) -> MatrixForm:
     return backend.weights_of(role, shape_class_of(role, model, layer))
 
 
-def _input_names(role: GraphRole, model: ModelDescription, layer: int, kind: GraphWeights) -> frozenset[str]:
-    return frozenset(each.name for each in interface(role, model, shape_class_of(role, model, layer), kind).inputs)
+def _input_names(role: GraphRole, model: ModelDescription, layer: int, kind: MatrixForm) -> frozenset[str]:
+    weights = "int8" if kind == "stored" else kind
+    return frozenset(each.name for each in interface(role, model, shape_class_of(role, model, layer), weights).inputs)
 
 
-def _tied_head(package: Package, kind: GraphWeights) -> Feeds:
+def _tied_head(package: Package, kind: MatrixForm) -> Feeds:
     """The embedding turned into a head: transposed, its scale per row now one per column."""
     place = package.dense.place(0)
     [record] = load_records(package, [place])
@@ -188,6 +196,7 @@ class ExpertWeights:
         model = package.manifest.model
         self._layouts = [package.experts.place(layer).layout for layer in range(len(model.layers))]
         kinds = [_kind(model, backend, "expert", layer) for layer in range(len(model.layers))]
+        self._stored = [kind == "stored" for kind in kinds]
         self._unsigned = [kind == "uint8" for kind in kinds]
         self._made = [
             _places([each for each in layout.matrices if _changes(each, unsigned)], scratch)
@@ -195,13 +204,15 @@ class ExpertWeights:
         ]
 
     def bind(self, layer: int, record: memoryview) -> Feeds:
-        """Inputs for one expert of a layer; views where nothing has to be expanded or shifted.
+        """What the backend takes of one expert of a layer; views where nothing has to be expanded or shifted.
 
         Args:
             layer: the layer.
             record: the expert's record, in a bank that is in use.
         """
         stored = tensors(self._layouts[layer], record)
+        if self._stored[layer]:
+            return stored
         feeds = {name: array for name, array in stored.items() if not name.endswith(_PACKED)}
         for matrix, out in self._made[layer]:
             feeds[matrix.name] = _integers(matrix, stored, self._unsigned[layer], out)

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from estream_runtime.backends.protocol import Array, Backend, GraphKey
+from estream_runtime.backends.protocol import Array, Backend, GraphKey, MatrixForm
+from estream_runtime.native.library import paths_here
 from estream_spec.errors import LinkError
 from estream_spec.model import ModelDescription
 
-BACKENDS: Final = ("portable", "reference")
+BACKENDS: Final = ("native", "portable", "reference")
 
-__all__ = ["BACKENDS", "Array", "Backend", "GraphKey", "open_backend"]
+__all__ = ["BACKENDS", "Array", "Backend", "GraphKey", "MatrixForm", "default_backend", "open_backend"]
+
+
+def default_backend() -> str:
+    """`native` where the kernel was compiled, otherwise `portable`."""
+    return "native" if paths_here() else "portable"
 
 
 def open_backend(name: str, model: ModelDescription, graphs: Mapping[GraphKey, bytes], threads: int) -> Backend:
@@ -24,10 +30,14 @@ def open_backend(name: str, model: ModelDescription, graphs: Mapping[GraphKey, b
         threads: threads a graph may use, at least 1.
 
     Raises:
-        LinkError: there is no such backend.
+        LinkError: there is no such backend, or it does not run here.
     """
-    # Imported when asked for: neither backend needs the library of the other.
+    # Imported when asked for: no backend needs the library of another.
     match name:
+        case "native":
+            from estream_runtime.backends.native import NativeBackend
+
+            return NativeBackend(model, graphs, threads)
         case "portable":
             from estream_runtime.backends.portable import PortableBackend
 

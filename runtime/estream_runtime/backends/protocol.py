@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from estream_spec.manifest import GraphRole, GraphWeights
+from estream_spec.trace import Activity
 
 Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+MatrixForm = GraphWeights | Literal["stored"]
+"""What a backend takes as matrices: what a graph's matrix inputs hold, or the parts of a record as they lie."""
+During = Callable[[Activity], AbstractContextManager[None]]
+"""Gives a context in which an activity goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +41,22 @@ class GraphKey:
 
 
 class Backend(Protocol):
-    """Runs the graphs of one package."""
+    """Runs the graphs of one package.
+
+    Attributes:
+        name: what it is called.
+        detail: what computes in it, where that depends on the processor; empty where it does not.
+    """
 
     name: ClassVar[str]
 
-    def weights_of(self, role: GraphRole, shape_class: int) -> GraphWeights:
-        """What the matrix inputs of a graph must hold when this backend runs it.
+    @property
+    def detail(self) -> str:
+        """See above."""
+        ...
+
+    def weights_of(self, role: GraphRole, shape_class: int) -> MatrixForm:
+        """What `run` takes as matrices.
 
         Raises:
             LinkError: the package has no such graph that runs here.
@@ -51,8 +70,8 @@ class Backend(Protocol):
         Args:
             role: what the graph is for.
             shape_class: which of the role's shape classes.
-            feeds: every input by name, as `estream_spec.graph_interface.interface` describes it for `weights_of`.
-                C-contiguous arrays are read where they are.
+            feeds: every input by name, as `estream_spec.graph_interface.interface` describes it for `weights_of`. Of
+                matrices as they are stored, the parts. C-contiguous arrays are read where they are.
 
         Returns:
             Every output by name, C-contiguous, sharing no memory with the feeds.
@@ -61,6 +80,41 @@ class Backend(Protocol):
             LinkError: the package has no such graph that runs here.
             InvalidError: the graph has not the interface it must have.
             TrapError: the run failed, or an output is of another type or shape than the interface says.
+        """
+        ...
+
+    def expert_rows(self, shape_class: int, normed: Floats) -> Any:
+        """Makes token rows ready for the experts of a layer.
+
+        Args:
+            shape_class: the experts' shape class.
+            normed: f32 `[T, hidden]`, not changed while they are in use.
+
+        Returns:
+            What `add_expert` takes.
+        """
+        ...
+
+    def add_expert(
+        self,
+        shape_class: int,
+        rows: Any,
+        chosen: npt.NDArray[np.int64],
+        shares: Floats,
+        weights: Mapping[str, Array],
+        total: Floats,
+        during: During,
+    ) -> None:
+        """Adds what an expert makes of some rows, times their shares, to those rows of a total. Raises as `run` does.
+
+        Args:
+            shape_class: the expert's shape class.
+            rows: what `expert_rows` gave.
+            chosen: which of them, int64 `[t]`, none twice.
+            shares: what each counts, f32 `[t]`.
+            weights: the expert's matrices, as `weights_of` says.
+            total: f32 `[T, hidden]`, added to.
+            during: told of the activities that this takes.
         """
         ...
 

@@ -14,7 +14,8 @@ from estream_loader import Integrity, open_package
 from estream_loader.console import FILE, SIZE_HELP, size
 from estream_loader.keys import read_signature
 from estream_loader.policy_options import policy_of, policy_options
-from estream_runtime.backends import BACKENDS
+from estream_runtime.backends import BACKENDS, default_backend
+from estream_runtime.native.library import NOT_COMPILED
 from estream_runtime.programs import POLICIES
 from estream_runtime.session import MAX_THREADS, Session
 from estream_runtime.stats import Laps, process_age_s
@@ -49,7 +50,9 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         help=f"Most memory for experts: {SIZE_HELP}; whole groups of them are used.  [default: the package's]",
     )
     @click.option(
-        "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True, help="What computes."
+        "--backend",
+        type=click.Choice(BACKENDS),
+        help="What computes.  [default: native where that was compiled, otherwise portable]",
     )
     @click.option(
         "--policy",
@@ -78,7 +81,7 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         package: Path,
         device: str | None,
         arena: int | None,
-        backend: str,
+        backend: str | None,
         policy: str | None,
         lanes: int | None,
         threads: int | None,
@@ -91,6 +94,8 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         if signatures and not keys:
             raise click.UsageError("--signature needs --key", click.get_current_context())
         trusted = policy_of(keys, minimum_counter, tuple(read_signature(path) for path in signatures))
+        if backend is None and default_backend() != BACKENDS[0]:
+            click.echo(f"notice: {NOT_COMPILED}, so ONNX Runtime computes, which is slower", err=True)
         laps, age_s = Laps(), process_age_s()
         with open_package(package, integrity=integrity, policy=trusted) as opened:
             laps.end("package")

@@ -1,0 +1,315 @@
+"""The compiled kernel, called through ctypes. What it computes is written in FORMAT.md, sections 7 and 10 and annex A.
+
+Calls release Python's lock. Everything that a call is given is checked here, since C takes it as it comes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from estream_runtime.native.paths import PATHS, PLAIN, KernelPath
+from estream_spec.errors import LinkError
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+NOT_COMPILED: Final = "the native kernel was not compiled when estream-pack was installed"
+HERE: Final = Path(__file__).parent
+
+
+class _Matrix(ctypes.Structure):
+    """`matrix` of rows.h."""
+
+    _fields_ = (
+        ("weights", c_void_p),
+        ("multipliers", c_void_p),
+        ("scale", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("group", c_int32),
+    )
+
+
+_MATRIX: Final = POINTER(_Matrix)
+_SIGNATURES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "kernel_runs_on": (c_int32, c_char_p),
+    "kernel_open": (c_void_p, c_int32),
+    "kernel_close": (None, c_void_p),
+    "kernel_row_bytes": (c_int64, c_int32, c_int64),
+    "kernel_quantise": (None, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p),
+    "kernel_product": (None, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, c_void_p),
+    "kernel_expert": (
+        c_int32,
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, _MATRIX, _MATRIX, c_void_p),
+    ),
+    "kernel_norm": (None, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
+    "kernel_rotate": (None, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "kernel_attend": (
+        c_int32,
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p),
+    ),
+    "kernel_mix": (None, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+}
+"""Of each function what it returns, then what it takes."""
+
+
+@cache
+def library(path: KernelPath) -> ctypes.CDLL | None:
+    """The compiled library of a path; None where it was not compiled or does not load."""
+    try:
+        loaded = ctypes.CDLL(str(HERE / path.library))
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):
+        return None
+    return loaded
+
+
+@cache
+def paths_here() -> tuple[KernelPath, ...]:
+    """The paths that were compiled and run on this processor, the fastest first; none without a compiled kernel."""
+    plain = library(PLAIN)
+    if plain is None:
+        return ()
+    return tuple(path for path in PATHS if plain.kernel_runs_on(path.name.encode()) and library(path) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix as it lies in a record, at any address.
+
+    Attributes:
+        weights: int8 `[K, N]`, or nibbles uint8 `[K' / 2, N]`, C-contiguous.
+        multipliers: int8 `[K' / group, N]`; None for int8 weights.
+        scale: f32 `[N]`.
+    """
+
+    weights: Array
+    multipliers: Array | None
+    scale: Array
+
+    @classmethod
+    def of(cls, name: str, parts: Mapping[str, Array]) -> Self:
+        """The matrix of that name among the parts of a record."""
+        scale = parts[f"{name}.scale"]
+        if name in parts:
+            return cls(parts[name], None, scale)
+        return cls(parts[f"{name}.nibbles"], parts[f"{name}.multipliers"], scale)
+
+    @property
+    def group(self) -> int:
+        """Rows that share a multiplier; 0 for int8 weights."""
+        return 0 if self.multipliers is None else 2 * len(self.weights) // len(self.multipliers)
+
+    @property
+    def columns(self) -> int:
+        """N."""
+        return self.weights.shape[1]
+
+    def _pointer(self, rows: int) -> Any:
+        """What C takes, for `rows` = K; valid as long as the matrix is."""
+        stored = rows if self.multipliers is None else -(-rows // self.group) * self.group // 2
+        assert self.weights.shape[0] == stored, (self.weights.shape, rows)
+        multipliers = None if self.multipliers is None else _address(self.multipliers, np.int8)
+        weights = _address(self.weights, np.int8 if self.multipliers is None else np.uint8)
+        return byref(_Matrix(weights, multipliers, _address(self.scale), rows, self.columns, self.group))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedRows:
+    """Token rows as integers, in a form of the path's own. FORMAT.md annex A.
+
+    Attributes:
+        data: uint8 `[T, ...]`.
+        scale: f32 `[T]`.
+        columns: K.
+        packed: whether they are for nibbles or for int8 weights.
+    """
+
+    data: Array
+    scale: Floats
+    columns: int
+    packed: bool
+
+
+class Kernel:
+    """The kernel on one path, with threads of its own, for one caller at a time.
+
+    Args:
+        threads: threads that compute, the caller among them, at least 1.
+        path: the path to take; None takes the fastest.
+
+    Attributes:
+        path: the name of the path.
+
+    Raises:
+        LinkError: the kernel was not compiled, the path does not run here, or memory is wanting.
+    """
+
+    def __init__(self, threads: int, path: KernelPath | None = None):
+        here = paths_here()
+        if not here:
+            hint = "install a C compiler and then estream-pack anew, or use the portable backend"
+            raise LinkError(NOT_COMPILED, hint=hint)
+        chosen = path or here[0]
+        loaded = library(chosen)
+        if chosen not in here or loaded is None:
+            raise LinkError(f"the native kernel's path {chosen.name!r} does not run here")
+        self.path, self._library = chosen.name, loaded
+        self._pool = loaded.kernel_open(threads)
+        if not self._pool:
+            raise LinkError(f"no memory for {threads} threads of the native kernel")
+
+    def close(self) -> None:
+        """End the threads and give memory back; closing twice is harmless."""
+        pool, self._pool = self._pool, None
+        if pool:
+            self._library.kernel_close(pool)
+
+    def quantise(self, x: Floats, packed: bool) -> QuantisedRows:
+        """Round each row to integers, as `estream_spec.weights.quantise_activations` does.
+
+        Args:
+            x: f32 `[T, K]`. A row that is not finite makes every product of it not a number.
+            packed: whether the rows shall meet nibbles or int8 weights.
+        """
+        tokens, columns = x.shape
+        group = 32 if packed else 0
+        data = np.empty((tokens, self._library.kernel_row_bytes(group, columns)), np.uint8)
+        scale = np.empty(tokens, np.float32)
+        self._library.kernel_quantise(
+            self._pool, _address(x), tokens, columns, group, _address(data, np.uint8), _address(scale)
+        )
+        return QuantisedRows(data, scale, columns, packed)
+
+    def product(self, rows: QuantisedRows, matrix: StoredMatrix) -> Floats:
+        """`rows @ matrix`, f32 `[T, N]`, equal to `estream_spec.weights.integer_product` bit for bit."""
+        assert rows.packed == bool(matrix.group)
+        y = np.empty((len(rows.scale), matrix.columns), np.float32)
+        self._library.kernel_product(
+            self._pool,
+            _address(rows.data, np.uint8),
+            _address(rows.scale),
+            len(rows.scale),
+            matrix._pointer(rows.columns),
+            _address(y),
+        )
+        return y
+
+    def add_expert(
+        self,
+        rows: QuantisedRows,
+        chosen: npt.NDArray[np.int64],
+        shares: Floats,
+        matrices: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
+        total: Floats,
+    ) -> None:
+        """Add what an expert makes of some rows, times their shares, to those rows of a total.
+
+        Args:
+            rows: all token rows, for gate and up.
+            chosen: which of them, `[t]`, none twice.
+            shares: what each counts, `[t]`.
+            matrices: gate and up, of one kind, and down.
+            total: f32 `[T, hidden]`, added to.
+
+        Raises:
+            LinkError: memory is wanting.
+        """
+        gate, up, down = matrices
+        assert rows.packed == bool(gate.group) == bool(up.group)
+        assert gate.columns == up.columns and down.columns == total.shape[1] and len(rows.scale) == len(total)
+        assert len(chosen) == len(shares)
+        assert len(chosen) == 0 or 0 <= chosen.min() <= chosen.max() < len(total)
+        failed = self._library.kernel_expert(
+            self._pool,
+            _address(rows.data, np.uint8),
+            _address(rows.scale),
+            _address(chosen, np.int64),
+            _address(shares),
+            len(chosen),
+            gate._pointer(rows.columns),
+            up._pointer(rows.columns),
+            down._pointer(gate.columns),
+            _address(total),
+        )
+        _check_memory(failed)
+
+    def norm(self, x: Floats, weight: Floats, epsilon: float) -> Floats:
+        """RMS norm of each row `[T, N]`, times weight `[N]`."""
+        assert weight.shape == x.shape[1:]
+        y = np.empty_like(x)
+        self._library.kernel_norm(self._pool, _address(x), _address(weight), epsilon, *x.shape, _address(y))
+        return y
+
+    def heads_first(self, x: Floats, heads: int, tables: tuple[Floats, Floats] | None = None) -> Floats:
+        """Rows `[T, heads * D]` as `[heads, T, D]`, rotated by tables of cosines and sines `[T, D]` if there are any."""
+        tokens, width = len(x), x.shape[1] // heads
+        y = np.empty((heads, tokens, width), np.float32)
+        assert tables is None or all(each.shape == (tokens, width) for each in tables)
+        cosine, sine = (None, None) if tables is None else map(_address, tables)
+        self._library.kernel_rotate(self._pool, _address(x), cosine, sine, tokens, heads, width, _address(y))
+        return y
+
+    def attend(self, queries: Floats, keys: Floats, values: Floats, mask: Floats) -> Floats:
+        """Attention of a block of rows.
+
+        Args:
+            queries: f32 `[heads, T, D]`.
+            keys: f32 `[key_value_heads, S, D]`; each head's part contiguous.
+            values: likewise, at the same distances.
+            mask: f32 `[T, S]`, added to scores.
+
+        Returns:
+            f32 `[T, heads * D]`.
+
+        Raises:
+            LinkError: memory is wanting.
+        """
+        heads, tokens, width = queries.shape
+        shared, length, _ = keys.shape
+        assert keys.shape == values.shape and keys.strides == values.strides and mask.shape == (tokens, length)
+        assert keys.strides[1:] == (4 * width, 4) and heads % shared == 0
+        y = np.empty((tokens, heads * width), np.float32)
+        failed = self._library.kernel_attend(
+            self._pool,
+            _address(queries),
+            keys.ctypes.data,
+            values.ctypes.data,
+            _address(mask),
+            *(heads, shared, tokens, length, width, keys.strides[0] // 4),
+            _address(y),
+        )
+        _check_memory(failed)
+        return y
+
+    def mix(self, x: Floats, matrix: Floats) -> Floats:
+        """`x @ matrix` in f32: `[T, K]` by `[K, N]`."""
+        assert x.shape[1] == matrix.shape[0]
+        y = np.empty((len(x), matrix.shape[1]), np.float32)
+        self._library.kernel_mix(
+            self._pool, _address(x), _address(matrix), len(x), *matrix.shape, _address(y)
+        )
+        return y
+
+
+def _address(array: Array, dtype: npt.DTypeLike = np.float32) -> int:
+    """Where an array lies that C is to take as it is."""
+    assert array.dtype == dtype and array.flags.c_contiguous, (array.dtype, array.shape, array.strides)
+    return int(array.ctypes.data)
+
+
+def _check_memory(failed: int) -> None:
+    if failed:
+        raise LinkError("no memory for what the native kernel keeps between its steps")
