@@ -250,17 +250,13 @@ class Interpreter:
     def _add_experts(self, rows: _Rows, instruction: Instruction) -> None:
         """Add what the chosen experts of one group give to their rows."""
         _, layer, group, number = instruction
-        bound, during = self.pager.use(number), self.recorder.during
+        bound, shape_class = self.pager.use(number), self._classes["expert"][layer]
         for expert in self.pager.wanted(layer, group):
             chosen, shares = rows.routed.tokens_of(expert)
-            about = layer, group, expert, len(chosen)
-            with during("expand", *about):
+            during = partial(self.recorder.during, layer=layer, group=group, expert=expert, tokens=len(chosen))
+            with during("expand"):
                 inputs = self._experts.bind(layer, self.pager.record(bound, expert))
-            self._backend.add_expert(
-                self._classes["expert"][layer],
-                *(rows.ready, chosen, shares, inputs, rows.total),
-                lambda activity, about=about: during(activity, *about),
-            )
+            self._backend.add_expert(shape_class, rows.ready, chosen, shares, inputs, rows.total, during)
 
     @contextmanager
     def _in_banks(self, program: Program) -> Iterator[None]:

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 SOURCE: Final = Path(__file__).with_name("kernel.c")
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
-_FLAGS: Final = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra")
+_FLAGS: Final = (
+    *("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    # Nobody asks C for errno or for floating-point exceptions, and loops that need not keep them become vectors.
+    *("-fno-math-errno", "-fno-trapping-math"),
+)
 
 
 def find_compiler() -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class StoredMatrix:
     @property
     def columns(self) -> int:
         """N."""
-        return self.weights.shape[1]
+        return int(self.weights.shape[1])
 
     def _pointer(self, rows: int) -> Any:
         """What C takes, for `rows` = K; valid as long as the matrix is."""
@@ -229,7 +229,9 @@ class Kernel:
         """
         gate, up, down = matrices
         assert rows.packed == bool(gate.group) == bool(up.group)
-        assert gate.columns == up.columns and down.columns == total.shape[1] and len(rows.scale) == len(total)
+        assert gate.columns == up.columns
+        assert down.columns == total.shape[1]
+        assert len(rows.scale) == len(total)
         assert len(chosen) == len(shares)
         assert len(chosen) == 0 or 0 <= chosen.min() <= chosen.max() < len(total)
         failed = self._library.kernel_expert(
@@ -279,8 +281,11 @@ class Kernel:
         """
         heads, tokens, width = queries.shape
         shared, length, _ = keys.shape
-        assert keys.shape == values.shape and keys.strides == values.strides and mask.shape == (tokens, length)
-        assert keys.strides[1:] == (4 * width, 4) and heads % shared == 0
+        assert keys.shape == values.shape
+        assert keys.strides == values.strides
+        assert mask.shape == (tokens, length)
+        assert keys.strides[1:] == (4 * width, 4)
+        assert heads % shared == 0
         y = np.empty((tokens, heads * width), np.float32)
         failed = self._library.kernel_attend(
             self._pool,
@@ -298,15 +303,14 @@ class Kernel:
         """`x @ matrix` in f32: `[T, K]` by `[K, N]`."""
         assert x.shape[1] == matrix.shape[0]
         y = np.empty((len(x), matrix.shape[1]), np.float32)
-        self._library.kernel_mix(
-            self._pool, _address(x), _address(matrix), len(x), *matrix.shape, _address(y)
-        )
+        self._library.kernel_mix(self._pool, _address(x), _address(matrix), len(x), *matrix.shape, _address(y))
         return y
 
 
 def _address(array: Array, dtype: npt.DTypeLike = np.float32) -> int:
     """Where an array lies that C is to take as it is."""
-    assert array.dtype == dtype and array.flags.c_contiguous, (array.dtype, array.shape, array.strides)
+    assert array.dtype == dtype, array.dtype
+    assert array.flags.c_contiguous, (array.shape, array.strides)
     return int(array.ctypes.data)
 
 

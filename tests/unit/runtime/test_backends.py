@@ -354,7 +354,7 @@ def test_a_saturating_processor_is_found_out(saturates: bool) -> None:
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(LinkError, match="unknown backend 'gpu', expected one of: portable, reference"):
+    with pytest.raises(LinkError, match="unknown backend 'gpu', expected one of: native, portable, reference"):
         open_backend("gpu", MODEL, {}, 1)
 
 

@@ -101,7 +101,7 @@ class TestProfile:
         assert [layer.tokens for layer in found.layers] == [1, 2, 4, 8, 16, 32, 64]
         assert list(found.profile.layer_flops.at) == [1, 2, 4, 8, 16, 32, 64]
         assert found.layers[-1].active == EXPERTS
-        assert "backend portable, 1 threads, expert graph of " in found.computing
+        assert "backend native (" in found.computing
         assert found.computing in found.profile.about
 
     def test_how_far_measurements_are_apart(self, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ class TestProfile:
 
     def test_unquantised_experts_are_measured_too(self, packed: PackageFactory) -> None:
         with open_package(packed("base", UNQUANTISED)) as package:
-            assert "expert graph of f32 weights, f32 activations" in probe(package, "here", 1, Quiet()).computing
+            assert "experts of f32 weights, f32 activations" in probe(package, "here", 1, Quiet()).computing
 
 
 def test_only_some_experts_are_held_where_there_is_little_memory(

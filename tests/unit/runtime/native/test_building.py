@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[4]
 NATIVE = Path("runtime/estream_runtime/native")
 HERE = paths_of(platform.machine())
 WITHOUT = "the native kernel is not compiled"
+EXPORTED = '__attribute__((visibility("default")))'
 
 
 def script(path: Path, text: str) -> str:
@@ -55,7 +56,7 @@ def project(tmp_path: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / NATIVE, folder / NATIVE, ignore=shutil.ignore_patterns("*.so", "*.h"))
-    (folder / NATIVE / "kernel.c").write_text("int kernel_number(void) { return 41; }\n")
+    (folder / NATIVE / "kernel.c").write_text(f"{EXPORTED} int kernel_number(void) {{ return 41; }}\n")
     return folder
 
 
@@ -191,7 +192,7 @@ def test_an_editable_installation_has_the_kernel_beside_its_source_and_installin
     assert told == ""
     assert libraries_in(wheel) == set()
     assert libraries(project / NATIVE) == {path.library for path in HERE}
-    (project / NATIVE / "kernel.c").write_text("int kernel_number(void) { return 42; }\n")
+    (project / NATIVE / "kernel.c").write_text(f"{EXPORTED} int kernel_number(void) {{ return 42; }}\n")
     build(project, "editable")
     assert number(project / NATIVE / PLAIN.library) == 42
 
