@@ -82,7 +82,7 @@ class Session:
 
     Args:
         package: an open package, which must stay open.
-        backend: `portable` or `reference`.
+        backend: `native`, `portable` or `reference`; None takes `native` where it was compiled, else `portable`.
         arena_bytes: memory for experts; None takes what the device's configurations say.
         group_size: experts read together, as far as the arena has room; None takes what the device's configuration
             says, or less, so that two groups find room.

@@ -4,8 +4,10 @@
 // those two activations. Eight such sums less what the zero point adds stay below 2^15.
 #pragma once
 
-#define FEW 2         // most token rows
-#define FEW_WIDTH 256 // columns of a task
+enum { AHEAD = 16 }; // rows of int8 that are asked of memory before they are needed
+
+#define FEW 2          // most token rows
+#define FEW_WIDTH 1024 // most columns of a task
 
 // What a block of quantised rows is to the products below, made ready: for each row of bytes the pair of activations it meets,
 // and a correction for each 8 of those; or for each two rows of int8 two int16.
@@ -30,6 +32,7 @@ INLINE void few_nibbles(const uint8_t *packed, const int8_t *multipliers, int64_
             for (int i = 0; i < tokens; i++)
                 part[side][i][0] = part[side][i][1] = _mm256_set1_epi16(f->corrections[i][(from + first) / 8]);
             for (int r = first; r < first + 8; r++) {
+                __builtin_prefetch(packed + (r + half) * stride); // processors do not look a row ahead by themselves
                 __m256i bytes = load(packed + r * stride);
                 low = low_nibbles(bytes), high = high_nibbles(bytes);
                 __m256i left = _mm256_unpacklo_epi8(low, high), right = _mm256_unpackhi_epi8(low, high);
@@ -53,6 +56,8 @@ INLINE void few_nibbles(const uint8_t *packed, const int8_t *multipliers, int64_
 
 // The same for two rows of int8.
 INLINE void few_bytes(const uint8_t *even, const uint8_t *odd, int tokens, const int32_t *pairs, __m256i (*sums)[4]) {
+    __builtin_prefetch(even + AHEAD * (odd - even));
+    __builtin_prefetch(odd + AHEAD * (odd - even));
     __m256i a = load(even), b = load(odd);
     __m256i low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b), w[4];
     // Each byte of a pair to 16 bits, where it stands.
@@ -113,8 +118,8 @@ INLINE void few_columns(const matrix *m, const char *const *rows, int tokens, in
             if (m->group) ready_pairs(&f, i, rows[i], k, count, (int)half, m->group);
             else
                 for (int64_t pair = 0; pair < (count + 1) / 2; pair++) f.wide[pair][i] = int16_pair(rows[i], k + pair * 2);
-        // Some rows of all columns, then the next: memory is read in stretches of FEW_WIDTH bytes.
-        int64_t step = m->group ? m->group : 16;
+        // Some rows of all columns, then the next: memory is read in stretches as long as a task is wide.
+        int64_t step = m->group ? m->group : AHEAD;
         for (int64_t row = 0; row < count; row += step)
             for (int64_t column = first; column < first + width; column += 32)
                 add_few(m, &f, tokens, k, row, least(step, count - row), column, sums + column - first);

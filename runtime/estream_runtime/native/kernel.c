@@ -23,6 +23,8 @@
 #include "floats.h"
 #include "attention.h"
 
+INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
 #define EXPORT __attribute__((visibility("default")))
 
 // What one thread works with.
@@ -77,10 +79,12 @@ static void sum_tiles(scratch *s, const matrix *m, int64_t tokens, int64_t n, in
 }
 
 #if FEW
-// Columns that a task takes: wide strips for few rows, whose cost is making ready the rows and not the matrix.
-INLINE int64_t strip_width(int64_t tokens) { return tokens <= FEW ? FEW_WIDTH : WIDTH; }
+// Columns that a task takes: for few rows its share of all, since memory is read best in long stretches.
+INLINE int64_t strip_width(const pool *p, int64_t tokens, int64_t columns) {
+    return tokens > FEW ? WIDTH : least(FEW_WIDTH, round_up(parts(columns, p->threads), 32));
+}
 
-// Sums of products with `columns` columns from n on, into s->sums, one row of strip_width for each token.
+// Sums of products with `columns` columns from n on, into s->sums, rows of FEW_WIDTH or of WIDTH.
 static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n, int64_t columns) {
     if (tokens > FEW) {
         sum_tiles(s, m, tokens, n, s->sums);
@@ -96,7 +100,9 @@ static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n,
         memcpy(s->sums + i * FEW_WIDTH + whole, rest + i * WIDTH, (size_t)(columns - whole) * sizeof *rest);
 }
 #else
-INLINE int64_t strip_width(int64_t tokens) { return (void)tokens, WIDTH; }
+INLINE int64_t strip_width(const pool *p, int64_t tokens, int64_t columns) {
+    return (void)p, (void)tokens, (void)columns, WIDTH;
+}
 
 static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n, int64_t columns) {
     (void)columns;
@@ -110,8 +116,6 @@ INLINE int64_t row_of(const int64_t *chosen, int64_t at) { return chosen ? chose
 static void point_to_rows(scratch *s, const quantised *x, const int64_t *chosen, int64_t from, int64_t tokens) {
     for (int64_t i = 0; i < tokens; i++) s->rows[i] = x->data + row_of(chosen, from + i) * x->stride;
 }
-
-INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 typedef struct {
     const pool *pool;
@@ -129,13 +133,14 @@ static void multiply_strip(const void *call, int64_t number, int thread) {
     const products *c = call;
     scratch *s = scratch_of(c->pool, thread);
     const matrix *m = c->m;
-    int64_t width = strip_width(c->tokens), strips = parts(m->columns, width);
+    int64_t width = strip_width(c->pool, c->tokens, m->columns), strips = parts(m->columns, width);
+    int64_t pitch = c->tokens > FEW ? WIDTH : FEW_WIDTH; // of sums
     int64_t n = number % strips * width, from = number / strips * TOKENS;
     int64_t tokens = least(TOKENS, c->tokens - from), columns = least(width, m->columns - n);
     point_to_rows(s, c->x, c->chosen, from, tokens);
     sum_products(s, m, tokens, n, columns);
     for (int64_t i = 0; i < tokens; i++) {
-        const int32_t *sums = s->sums + i * width;
+        const int32_t *sums = s->sums + i * pitch;
         const float *scale = m->scale + n;
         float row_scale = c->x->scale[row_of(c->chosen, from + i)];
         if (c->targets) {
@@ -150,7 +155,7 @@ static void multiply_strip(const void *call, int64_t number, int thread) {
     if (!c->up) return;
     sum_products(s, c->up, tokens, n, columns);
     for (int64_t i = 0; i < tokens; i++) {
-        const int32_t *sums = s->sums + i * width;
+        const int32_t *sums = s->sums + i * pitch;
         const float *scale = c->up->scale + n;
         float *y = c->y + (from + i) * m->columns + n, row_scale = c->x->scale[row_of(c->chosen, from + i)];
         for (int64_t each = 0; each < columns; each++)
@@ -159,7 +164,7 @@ static void multiply_strip(const void *call, int64_t number, int thread) {
 }
 
 static void run_products(pool *p, const products *c) {
-    run_tasks(p, multiply_strip, c, parts(c->m->columns, strip_width(c->tokens)) * parts(c->tokens, TOKENS));
+    run_tasks(p, multiply_strip, c, parts(c->m->columns, strip_width(p, c->tokens, c->m->columns)) * parts(c->tokens, TOKENS));
 }
 
 typedef struct {

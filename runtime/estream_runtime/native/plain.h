@@ -5,6 +5,7 @@
 
 enum { WIDTH = 32 };
 #define FEW 0 // no token rows are too few for a tile
+#define FEW_WIDTH WIDTH
 
 // A block of a matrix, made ready: the int8 weights it stands for, row-major.
 typedef struct {
