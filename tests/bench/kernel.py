@@ -3,8 +3,9 @@
     python tests/bench/kernel.py
     python tests/bench/kernel.py --threads 1 --tokens 1 --tokens 2
 
-The peak is measured in between: the instructions that multiply, with nothing else around them (tests/bench/peak.c). Experts take turns and are more than caches hold, as in a model; what is timed is everything an
-expert takes, from rows that were gathered to sums that were scattered. Nothing else should run meanwhile.
+The peak is measured in between: the instructions that multiply, with nothing else around them (tests/bench/peak.c).
+Experts take turns and are more than caches hold, as in a model; what is timed is everything an expert takes, from
+gathering its rows to scattering its sums. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations

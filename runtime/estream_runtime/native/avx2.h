@@ -100,6 +100,7 @@ INLINE void add_nibbles(const tile *t, int v, const char *const *rows, int64_t k
         __m256i low[4], high[4];
         for (int i = 0; i < tokens; i++)
             low[i] = high[i] = _mm256_set1_epi32(load_32(rows[i] + padded + (k / STRIP + strip) * 4));
+#pragma GCC unroll 8
         for (int step = 0; step < STRIP / 4; step++) {
             const __m256i *w = t->weights + (strip * (STRIP / 4) + step) * VECTORS + v;
             __m256i first = w[0], second = w[1];
@@ -107,6 +108,8 @@ INLINE void add_nibbles(const tile *t, int v, const char *const *rows, int64_t k
                 __m256i x = _mm256_set1_epi32(load_32(rows[i] + k + strip * STRIP + step * 4));
                 low[i] = _mm256_add_epi16(low[i], _mm256_maddubs_epi16(first, x));
                 high[i] = _mm256_add_epi16(high[i], _mm256_maddubs_epi16(second, x));
+                // Or compilers make all products first, and keep them in memory.
+                __asm__("" : "+x"(low[i]), "+x"(high[i]));
             }
         }
         const __m256i *m = t->multipliers + strip * VECTORS + v;
