@@ -69,6 +69,7 @@ static void fill_nibbles(tile *t, const uint8_t *packed, const int8_t *multiplie
         __m256i *out = t->weights + k;
         for (int row = 0; row < half; row += 4, out += 4) {
             const uint8_t *at = packed + (k / 2 + row) * stride;
+            for (int each = 0; each < 4; each++) __builtin_prefetch(at + (AHEAD + each) * stride);
             __m256i a = load(at), b = load(at + stride), c = load(at + 2 * stride), d = load(at + 3 * stride);
             interleave(low_nibbles(a), low_nibbles(b), low_nibbles(c), low_nibbles(d), out);
             interleave(high_nibbles(a), high_nibbles(b), high_nibbles(c), high_nibbles(d), out + half);

@@ -4,8 +4,6 @@
 // those two activations. Eight such sums less what the zero point adds stay below 2^15.
 #pragma once
 
-enum { AHEAD = 16 }; // rows of int8 that are asked of memory before they are needed
-
 #define FEW 2          // most token rows
 #define FEW_WIDTH 1024 // most columns of a task
 
@@ -32,7 +30,7 @@ INLINE void few_nibbles(const uint8_t *packed, const int8_t *multipliers, int64_
             for (int i = 0; i < tokens; i++)
                 part[side][i][0] = part[side][i][1] = _mm256_set1_epi16(f->corrections[i][(from + first) / 8]);
             for (int r = first; r < first + 8; r++) {
-                __builtin_prefetch(packed + (r + half) * stride); // processors do not look a row ahead by themselves
+                __builtin_prefetch(packed + (r + half) * stride);
                 __m256i bytes = load(packed + r * stride);
                 low = low_nibbles(bytes), high = high_nibbles(bytes);
                 __m256i left = _mm256_unpacklo_epi8(low, high), right = _mm256_unpackhi_epi8(low, high);
