@@ -59,7 +59,7 @@ static int64_t fill(scratch *s, const matrix *m, int64_t k, int64_t count, int64
         return count;
     }
     const int8_t *weights = (const int8_t *)m->weights + k * stride + n;
-    int64_t filled = round_up(count, 4);
+    int64_t filled = round_up(count, BYTE_ROWS);
     if (columns < WIDTH || filled != count) {
         copy_edge(s->edge, weights, stride, count, columns, filled, 0);
         weights = (const int8_t *)s->edge, stride = WIDTH;
@@ -84,9 +84,9 @@ INLINE int64_t strip_width(const pool *p, int64_t tokens, int64_t columns) {
     return tokens > FEW ? WIDTH : least(FEW_WIDTH, round_up(parts(columns, p->threads), 32));
 }
 
-// Sums of products with `columns` columns from n on, into s->sums, rows of FEW_WIDTH or of WIDTH.
-static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n, int64_t columns) {
-    if (tokens > FEW) {
+// Sums of products with `columns` columns from n on, into s->sums, rows of `pitch`: FEW_WIDTH for few rows, or WIDTH.
+static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n, int64_t columns, int64_t pitch) {
+    if (pitch == WIDTH) { // also for the last few of many rows
         sum_tiles(s, m, tokens, n, s->sums);
         return;
     }
@@ -104,8 +104,8 @@ INLINE int64_t strip_width(const pool *p, int64_t tokens, int64_t columns) {
     return (void)p, (void)tokens, (void)columns, WIDTH;
 }
 
-static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n, int64_t columns) {
-    (void)columns;
+static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n, int64_t columns, int64_t pitch) {
+    (void)columns, (void)pitch;
     sum_tiles(s, m, tokens, n, s->sums);
 }
 #endif
@@ -138,7 +138,7 @@ static void multiply_strip(const void *call, int64_t number, int thread) {
     int64_t n = number % strips * width, from = number / strips * TOKENS;
     int64_t tokens = least(TOKENS, c->tokens - from), columns = least(width, m->columns - n);
     point_to_rows(s, c->x, c->chosen, from, tokens);
-    sum_products(s, m, tokens, n, columns);
+    sum_products(s, m, tokens, n, columns, pitch);
     for (int64_t i = 0; i < tokens; i++) {
         const int32_t *sums = s->sums + i * pitch;
         const float *scale = m->scale + n;
@@ -153,7 +153,7 @@ static void multiply_strip(const void *call, int64_t number, int thread) {
         }
     }
     if (!c->up) return;
-    sum_products(s, c->up, tokens, n, columns);
+    sum_products(s, c->up, tokens, n, columns, pitch);
     for (int64_t i = 0; i < tokens; i++) {
         const int32_t *sums = s->sums + i * pitch;
         const float *scale = c->up->scale + n;

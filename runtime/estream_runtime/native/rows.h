@@ -10,6 +10,7 @@ enum {
     NIBBLE_ZERO = 8,
     BLOCK = 256,       // rows of a matrix (K) that are made ready at a time: whole groups
     STRIP = 32,        // rows of a matrix that share one correction
+    BYTE_ROWS = 16,    // rows of int8 are made ready so many at a time
     TOKENS = 256,      // token rows that make use of a block at a time
     AHEAD = 16,        // rows of a matrix by which memory is asked ahead: processors do not look a row ahead themselves
     ROW_ALIGNMENT = 64 // quantised rows are padded with zeros to this many values

@@ -133,7 +133,7 @@ static void fill_nibbles(tile *t, const uint8_t *packed, const int8_t *multiplie
     }
 }
 
-// `count` rows of int8, a multiple of 4.
+// `count` rows of int8, a multiple of BYTE_ROWS.
 static void fill_bytes(tile *t, const int8_t *weights, int64_t stride, int64_t count) {
     for (int v = 0; v < VECTORS; v++) t->excess[v] = zero();
     for (int64_t k = 0; k < count; k += 4) {
