@@ -16,8 +16,10 @@
 #include "avx2.h"
 #elif defined(PATH_I8MM) || defined(PATH_DOTPROD)
 #include "neon.h"
-#else
+#elif defined(PATH_PLAIN)
 #include "plain.h"
+#else
+#error "which path?"
 #endif
 
 #include "floats.h"

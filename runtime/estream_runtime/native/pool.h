@@ -1,7 +1,7 @@
 // Threads that carry out the numbered tasks of one call together with the caller.
 //
 // A pool serves one caller at a time. Between calls its threads wait: awake for some microseconds, since the next call
-// often follows at once, then asleep.
+// often follows at once, then asleep. A process that was forked off has none of them and goes without.
 #pragma once
 
 #include <pthread.h>
@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #if defined(__x86_64__) || defined(__i386__)
 #define PAUSE() __builtin_ia32_pause()
@@ -31,6 +32,7 @@ typedef struct {
     size_t workspace_bytes;
     pthread_t *workers;
     int started;
+    pid_t owner;              // the process that they run in
     pthread_mutex_t guard;
     pthread_cond_t wake;
     atomic_uint round;        // counts calls
@@ -89,24 +91,31 @@ static void run_tasks(pool *p, task_function *function, const void *call, int64_
     p->call = call;
     p->count = count;
     atomic_store(&p->next, 0);
-    if (p->started && count > 1) {
+    int together = count > 1 && p->started && getpid() == p->owner;
+    if (together) {
         atomic_store(&p->busy, p->started);
         next_round(p);
     }
     take_tasks(p, 0);
-    for (int spin = 0; atomic_load(&p->busy); spin++) {
-        if (spin < SPINS) PAUSE();
-        else sched_yield();
+    for (int spin = 0; together && atomic_load(&p->busy);) {
+        if (spin == SPINS) {
+            sched_yield();
+            continue;
+        }
+        PAUSE();
+        spin++;
     }
 }
 
 static void close_pool(pool *p) {
     if (!p) return;
-    atomic_store(&p->ending, 1);
-    next_round(p);
-    for (int each = 0; each < p->started; each++) pthread_join(p->workers[each], NULL);
-    pthread_cond_destroy(&p->wake);
-    pthread_mutex_destroy(&p->guard);
+    if (getpid() == p->owner) {
+        atomic_store(&p->ending, 1);
+        next_round(p);
+        for (int each = 0; each < p->started; each++) pthread_join(p->workers[each], NULL);
+        pthread_cond_destroy(&p->wake);
+        pthread_mutex_destroy(&p->guard);
+    }
     free(p->workers);
     free(p->scratch);
     free(p->workspace);
@@ -118,6 +127,7 @@ static pool *open_pool(int threads, size_t scratch_bytes) {
     pool *p = calloc(1, sizeof *p);
     if (!p) return NULL;
     p->threads = threads;
+    p->owner = getpid();
     p->scratch_bytes = (scratch_bytes + 63) / 64 * 64;
     pthread_mutex_init(&p->guard, NULL);
     pthread_cond_init(&p->wake, NULL);

@@ -1,0 +1,147 @@
+"""An expert of the kernel: rows gathered, gate, up and down, shares, and the total that all of it is added to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estream_spec.weights import integer_product, quantise_activations
+from fixtures.kernel_driver import Driver, Floats, Matrix
+from fixtures.stored import GROUPS, WeightKind, seeds, stored_matrix, token_rows
+
+Expert = tuple[Matrix, Matrix, Matrix]
+
+EPSILON: Final = float(np.finfo(np.float32).eps)
+sizes = st.integers(1, 40) | st.integers(1, 200)
+
+
+def product(x: Floats, matrix: Matrix) -> Floats:
+    """The reference's."""
+    activations, scale = quantise_activations(x)
+    return integer_product(activations, scale, matrix.weights, matrix.scale)
+
+
+def output(x: Floats, expert: Expert) -> Floats:
+    """What an expert makes of rows, by numpy, SiLU in f64."""
+    gate, up, down = expert
+    gated = product(x, gate).astype(np.float64)
+    silu: Floats = (gated / (1 + np.exp(-gated))).astype(np.float32)
+    return product(silu * product(x, up), down)
+
+
+def scaled(matrix: Matrix, factor: float) -> Matrix:
+    """The matrix with its scales multiplied."""
+    return replace(matrix, scale=(matrix.scale * factor).astype(np.float32))
+
+
+def make_expert(
+    hidden: int, inner: int, group: int, down_group: int, random: np.random.Generator, gates: WeightKind = "any"
+) -> Expert:
+    """An expert whose gates are some units in size for rows of that size, and large if all of them are positive."""
+    gate = stored_matrix(gates, hidden, inner, group, random)
+    return (
+        scaled(gate, 0.02 / np.sqrt(hidden) if gates == "any" else 100),
+        stored_matrix("any", hidden, inner, group, random),
+        stored_matrix("any", inner, hidden, down_group, random),
+    )
+
+
+def choose(tokens: int, of: int, random: np.random.Generator) -> tuple[list[int], Floats]:
+    """Some rows in any order, and their shares."""
+    chosen: list[int] = random.permutation(of)[:tokens].tolist()
+    return chosen, random.uniform(0, 1, tokens).astype(np.float32)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    tokens=st.integers(1, 5) | st.integers(1, 40),
+    hidden=sizes,
+    inner=sizes,
+    groups=st.tuples(st.sampled_from(GROUPS), st.sampled_from(GROUPS)),
+    threads=st.sampled_from((1, 3)),
+    seed=seeds,
+)
+def test_an_expert_is_exact_where_silu_is(
+    driver: Driver, tokens: int, hidden: int, inner: int, groups: tuple[int, int], threads: int, seed: int
+) -> None:
+    """From 20 on SiLU is its argument, so that nothing but integers and single roundings remains."""
+    random = np.random.default_rng(seed)
+    expert = make_expert(hidden, inner, *groups, random, gates="positive")
+    x = random.uniform(0.5, 1, (tokens + 2, hidden)).astype(np.float32)
+    chosen, shares = choose(tokens, len(x), random)
+    nothing = np.zeros((len(x), hidden), np.float32)
+    added = nothing.copy()
+    added[chosen] = shares[:, None] * output(x[chosen], expert)
+    np.testing.assert_array_equal(driver.expert(x, chosen, shares, expert, nothing, threads), added)
+
+    total = (random.standard_normal(nothing.shape) * 1000).astype(np.float32)
+    result = driver.expert(x, chosen, shares, expert, total, threads)
+    # A fused multiplication and addition rounds once, numpy twice.
+    assert (np.abs(result - (total + added)) <= EPSILON * (np.abs(total) + np.abs(added))).all()
+    others = np.setdiff1d(np.arange(len(x)), chosen)
+    np.testing.assert_array_equal(result[others], total[others])
+
+
+def test_silu_is_accurate(driver: Driver) -> None:
+    """One feature through matrices of one weight: x becomes silu(x) * x."""
+    one = Matrix.of_bytes(np.array([[127]], np.int8), np.array([1 / 127], np.float32))
+    x = np.concatenate([np.linspace(-80, 80, 399), [-1e-3, 0, 1e-3, 1e4]]).astype(np.float32)[:, None]
+    shares, nothing = np.ones(len(x), np.float32), np.zeros_like(x)
+    y = driver.expert(x, range(len(x)), shares, (one, one, one), nothing)
+    wide = x.astype(np.float64)
+    expected = wide / (1 + np.exp(-wide)) * wide
+    # What x loses on its way through integers counts |x| times.
+    assert (np.abs(y - expected) <= 4 * EPSILON * (1 + np.abs(wide)) * np.abs(expected)).all()
+
+
+@pytest.mark.parametrize("groups", [(0, 32), (32, 0), (64, 64)])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 60])
+def test_an_expert_is_what_numpy_computes(driver: Driver, tokens: int, groups: tuple[int, int]) -> None:
+    random = np.random.default_rng(tokens)
+    expert, x = make_expert(200, 150, *groups, random), token_rows(["normal"], tokens, 200, random)
+    chosen, shares = choose(tokens, tokens, random)
+    y = driver.expert(x, chosen, np.ones_like(shares), expert, np.zeros_like(x), 2)
+    expected = output(x, expert)
+    # What stands at a tie is rounded by the last bits of SiLU.
+    assert np.linalg.norm(y - expected) <= 5e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("groups", [(0, 0), (32, 32), (64, 0)])
+def test_a_row_comes_out_the_same_alone_and_among_others_and_with_any_threads(
+    driver: Driver, groups: tuple[int, int]
+) -> None:
+    random = np.random.default_rng(sum(groups))
+    tokens, hidden = 260, 37
+    expert, x = make_expert(hidden, 45, *groups, random), token_rows(["normal"], tokens, hidden, random)
+    total = token_rows(["normal"], tokens, hidden, random)
+    shares = random.uniform(0, 1, tokens).astype(np.float32)
+    whole = driver.expert(x, range(tokens), shares, expert, total)
+    np.testing.assert_array_equal(driver.expert(x, range(tokens), shares, expert, total, threads=4), whole)
+    for first, count in ((0, 1), (7, 2), (255, 3), (100, 9), (1, 258)):
+        rows = slice(first, first + count)
+        part = driver.expert(x, range(first, first + count), shares[rows], expert, total)
+        np.testing.assert_array_equal(part[rows], whole[rows])
+
+
+def test_a_row_that_is_not_finite_spoils_no_other(driver: Driver) -> None:
+    random = np.random.default_rng(0)
+    expert, x = make_expert(70, 50, 32, 32, random), token_rows(["normal"], 5, 70, random)
+    shares, nothing = np.ones(5, np.float32), np.zeros_like(x)
+    expected = driver.expert(x, range(5), shares, expert, nothing)
+    x[3, 11] = np.inf
+    y = driver.expert(x, range(5), shares, expert, nothing)
+    assert not np.isfinite(y[3]).any()
+    np.testing.assert_array_equal(np.delete(y, 3, 0), np.delete(expected, 3, 0))
+
+
+def test_an_expert_without_tokens_adds_nothing(driver: Driver) -> None:
+    random = np.random.default_rng(0)
+    total = token_rows(["normal"], 4, 70, random)
+    no_shares = np.empty(0, np.float32)
+    y = driver.expert(total, [], no_shares, make_expert(70, 50, 32, 32, random), total, 2)
+    np.testing.assert_array_equal(y, total)

@@ -1,0 +1,63 @@
+"""Integer products of the kernel are those of the reference, bit for bit, on every path."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from estream_spec.weights import integer_product, quantise_activations
+from fixtures.kernel_driver import Driver, Floats, Matrix
+from fixtures.stored import GROUPS, products, stored_matrix, token_rows
+
+
+def reference(x: Floats, matrix: Matrix) -> tuple[Floats, Floats]:
+    """Scales of the rows, and products."""
+    activations, scale = quantise_activations(x)
+    return scale, integer_product(activations, scale, matrix.weights, matrix.scale)
+
+
+def check(driver: Driver, x: Floats, matrix: Matrix, threads: int) -> None:
+    """The kernel gives what the reference does."""
+    scale, y = driver.product(x, matrix, threads)
+    expected_scale, expected = reference(x, matrix)
+    np.testing.assert_array_equal(scale, expected_scale)
+    np.testing.assert_array_equal(y, expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(case=products(), threads=st.sampled_from((1, 2, 5)))
+def test_products_are_those_of_the_reference(driver: Driver, case: tuple[Floats, Matrix], threads: int) -> None:
+    check(driver, *case, threads)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_any_number_of_rows_is_multiplied(driver: Driver, group: int) -> None:
+    random = np.random.default_rng(group)
+    x, matrix = token_rows(["normal"], 514, 40, random), stored_matrix("any", 40, 40, group, random)
+    for tokens in (*range(1, 18), 256, 257, 258, 259, 514):
+        check(driver, x[:tokens], matrix, 2)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_matrices_of_many_blocks_and_strips_are_multiplied(driver: Driver, group: int) -> None:
+    random = np.random.default_rng(group)
+    x = token_rows(["normal", "signs", "subnormal"], 3, 1024, random)
+    matrix = stored_matrix("any", 1024, 601, group, random)
+    for tokens in (1, 2, 3):
+        check(driver, x[:tokens], matrix, 3)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 20])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_gives_no_finite_product_and_leaves_the_others(
+    driver: Driver, tokens: int, value: float
+) -> None:
+    random = np.random.default_rng(0)
+    x, matrix = token_rows(["normal"], tokens, 77, random), stored_matrix("any", 77, 50, 32, random)
+    _, expected = reference(x, matrix)
+    x[-1, 70] = value
+    _, y = driver.product(x, matrix)
+    assert not np.isfinite(y[-1]).any()
+    np.testing.assert_array_equal(y[:-1], expected[:-1])
