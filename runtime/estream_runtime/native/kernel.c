@@ -2,7 +2,8 @@
 // annex A; called through ctypes (library.py), which checks what it is given.
 //
 // Compiled once for each path with that path's flags. Every path gives the same integers; floats may differ in their
-// last bits from path to path, never with the number of threads or of token rows. Matrices may lie at any address.
+// last bits from path to path, never with the number of threads, and in attention alone with the number of token rows.
+// Stored weights may lie at any address, floats at any multiple of 4.
 #include <math.h>
 #include <stdint.h>
 
@@ -38,10 +39,9 @@ typedef struct {
     const char *rows[TOKENS];
 } scratch;
 
-// Copies the first `columns` of each row and sets the rest, up to WIDTH columns and `filled` rows.
-static void copy_edge(void *to, const void *from, int64_t stride, int64_t rows, int64_t columns, int64_t filled,
-                      int rest) {
-    memset(to, rest, (size_t)(filled * WIDTH));
+// Copies the first `columns` of each row, with zeros up to WIDTH columns and `filled` rows.
+static void copy_edge(void *to, const void *from, int64_t stride, int64_t rows, int64_t columns, int64_t filled) {
+    memset(to, 0, (size_t)(filled * WIDTH));
     for (int64_t row = 0; row < rows; row++)
         memcpy((char *)to + row * WIDTH, (const char *)from + row * stride, (size_t)columns);
 }
@@ -53,8 +53,8 @@ static int64_t fill(scratch *s, const matrix *m, int64_t k, int64_t count, int64
         const uint8_t *packed = m->weights + k / 2 * stride + n;
         const int8_t *multipliers = m->multipliers + k / m->group * stride + n;
         if (columns < WIDTH) {
-            copy_edge(s->edge, packed, stride, count / 2, columns, count / 2, 0);
-            copy_edge(s->edge_multipliers, multipliers, stride, count / m->group, columns, count / m->group, 0);
+            copy_edge(s->edge, packed, stride, count / 2, columns, count / 2);
+            copy_edge(s->edge_multipliers, multipliers, stride, count / m->group, columns, count / m->group);
             packed = s->edge, multipliers = s->edge_multipliers, stride = WIDTH;
         }
         fill_nibbles(&s->tile, packed, multipliers, stride, count, m->group);
@@ -63,7 +63,7 @@ static int64_t fill(scratch *s, const matrix *m, int64_t k, int64_t count, int64
     const int8_t *weights = (const int8_t *)m->weights + k * stride + n;
     int64_t filled = round_up(count, BYTE_ROWS);
     if (columns < WIDTH || filled != count) {
-        copy_edge(s->edge, weights, stride, count, columns, filled, 0);
+        copy_edge(s->edge, weights, stride, count, columns, filled);
         weights = (const int8_t *)s->edge, stride = WIDTH;
     }
     fill_bytes(&s->tile, weights, stride, filled);

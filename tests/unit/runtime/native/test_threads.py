@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -49,7 +50,12 @@ def test_closed_pools_leave_no_thread(driver: Driver, quick: tuple[Floats, Matri
     driver.storm(*quick, callers=1, threads=1, pools=1, calls=1)
     before = driver.threads()
     driver.storm(*quick, callers=2, threads=5, pools=10, calls=1)
-    assert driver.threads() == before
+    # The system may list a thread for a while after it was joined.
+    for _ in range(500):
+        if driver.threads() <= before:
+            break
+        time.sleep(0.01)
+    assert driver.threads() <= before
 
 
 def test_a_forked_process_computes_without_the_threads_of_its_parent(
