@@ -4,8 +4,16 @@
 // quicker on most processors than multiplying wide and has no sums that could overflow.
 #pragma once
 
-#define FEW 2         // most token rows
-#define FEW_WIDTH 256 // columns of a task
+#define FEW 2          // most token rows
+#define FEW_WIDTH 1024 // most columns of a task
+
+// Four rows of 16 columns, interleaved; four rows that are needed soon are asked of memory, since processors do not look
+// rows ahead by themselves.
+INLINE void load_four(const void *from, int64_t stride, int64_t soon, int8x16_t out[4]) {
+    const int8_t *at = from;
+    for (int row = 0; row < 4; row++) __builtin_prefetch(at + (soon + row) * stride);
+    interleave(load_values(at), load_values(at + stride), load_values(at + 2 * stride), load_values(at + 3 * stride), out);
+}
 
 // Four values of a quantised row, for all columns alike.
 INLINE int8x16_t four_values(const char *from) { return vreinterpretq_s8_s32(vdupq_n_s32(load_32(from))); }
@@ -18,10 +26,8 @@ INLINE void few_nibbles(const uint8_t *packed, const int8_t *multipliers, int64_
     for (int i = 0; i < tokens; i++)
         for (int v = 0; v < 4; v++) part[i][v] = vdupq_n_s32(corrections[i]);
     for (int row = 0; row < half; row += 4) {
-        const uint8_t *at = packed + row * stride;
         int8x16_t bytes[4];
-        interleave(load_values(at), load_values(at + stride), load_values(at + 2 * stride), load_values(at + 3 * stride),
-                   bytes);
+        load_four(packed + row * stride, stride, half, bytes);
         for (int i = 0; i < tokens; i++) {
             int8x16_t low = four_values(rows[i] + row), high = four_values(rows[i] + half + row);
             for (int v = 0; v < 4; v++) {
@@ -41,16 +47,15 @@ INLINE void few_nibbles(const uint8_t *packed, const int8_t *multipliers, int64_
         }
 }
 
-// The same for BYTE_ROWS rows of int8.
-INLINE void few_bytes(const int8_t *weights, int64_t stride, int tokens, const char *const *rows, int32_t *sums) {
+// The same for BYTE_ROWS rows of int8; rows so many further on are needed soon.
+INLINE void few_bytes(const int8_t *weights, int64_t stride, int64_t soon, int tokens, const char *const *rows,
+                      int32_t *sums) {
     int32x4_t each[FEW][4];
     for (int i = 0; i < tokens; i++)
         for (int v = 0; v < 4; v++) each[i][v] = vld1q_s32(sums + i * FEW_WIDTH + v * 4);
     for (int row = 0; row < BYTE_ROWS; row += 4) {
-        const int8_t *at = weights + row * stride;
         int8x16_t four[4];
-        interleave(load_values(at), load_values(at + stride), load_values(at + 2 * stride), load_values(at + 3 * stride),
-                   four);
+        load_four(weights + row * stride, stride, soon, four);
         for (int i = 0; i < tokens; i++) {
             int8x16_t x = four_values(rows[i] + row);
             for (int v = 0; v < 4; v++) each[i][v] = vdotq_s32(each[i][v], four[v], x);
@@ -73,7 +78,7 @@ INLINE void few_columns(const matrix *m, const char *const *rows, int tokens, in
                         int32_t *sums) {
     int64_t stride = m->columns, step = m->group ? m->group : BYTE_ROWS;
     memset(sums, 0, (size_t)(tokens * FEW_WIDTH) * sizeof *sums);
-    // Some rows of all columns, then the next: memory is read in stretches of FEW_WIDTH bytes.
+    // Some rows of all columns, then the next: memory is read in stretches as long as a task is wide.
     for (int64_t k = 0; k < m->rows; k += step) {
         const char *from[FEW];
         int32_t corrections[FEW] = {0};
@@ -90,10 +95,10 @@ INLINE void few_columns(const matrix *m, const char *const *rows, int tokens, in
             const int8_t *weights = (const int8_t *)m->weights + k * stride + first + at;
             int8_t last[BYTE_ROWS][16] = {0};
             if (m->rows - k >= BYTE_ROWS) {
-                few_bytes(weights, stride, tokens, from, sums + at);
+                few_bytes(weights, stride, BYTE_ROWS, tokens, from, sums + at);
             } else {
                 for (int64_t row = 0; row < m->rows - k; row++) memcpy(last[row], weights + row * stride, 16);
-                few_bytes(last[0], 16, tokens, from, sums + at);
+                few_bytes(last[0], 16, 0, tokens, from, sums + at);
             }
         }
     }
