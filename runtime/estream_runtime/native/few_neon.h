@@ -7,12 +7,12 @@
 #define FEW 2          // most token rows
 #define FEW_WIDTH 1024 // most columns of a task
 
-// Four rows of 16 columns, interleaved; four rows that are needed soon are asked of memory, since processors do not look
-// rows ahead by themselves.
+// Four rows of 16 columns, interleaved; memory is asked for those that are needed `soon` rows later.
 INLINE void load_four(const void *from, int64_t stride, int64_t soon, int8x16_t out[4]) {
     const int8_t *at = from;
     for (int row = 0; row < 4; row++) __builtin_prefetch(at + (soon + row) * stride);
-    interleave(load_values(at), load_values(at + stride), load_values(at + 2 * stride), load_values(at + 3 * stride), out);
+    int8x16_t a = load_values(at), b = load_values(at + stride);
+    interleave(a, b, load_values(at + 2 * stride), load_values(at + 3 * stride), out);
 }
 
 // Four values of a quantised row, for all columns alike.
@@ -88,14 +88,15 @@ INLINE void few_columns(const matrix *m, const char *const *rows, int tokens, in
         }
         for (int64_t at = 0; at < width; at += 16) {
             if (m->group) {
-                few_nibbles(m->weights + k / 2 * stride + first + at, m->multipliers + k / m->group * stride + first + at,
-                            stride, m->group / 2, tokens, from, corrections, sums + at);
+                const uint8_t *packed = m->weights + k / 2 * stride + first + at;
+                const int8_t *multipliers = m->multipliers + k / m->group * stride + first + at;
+                few_nibbles(packed, multipliers, stride, m->group / 2, tokens, from, corrections, sums + at);
                 continue;
             }
             const int8_t *weights = (const int8_t *)m->weights + k * stride + first + at;
             int8_t last[BYTE_ROWS][16] = {0};
             if (m->rows - k >= BYTE_ROWS) {
-                few_bytes(weights, stride, BYTE_ROWS, tokens, from, sums + at);
+                few_bytes(weights, stride, AHEAD, tokens, from, sums + at);
             } else {
                 for (int64_t row = 0; row < m->rows - k; row++) memcpy(last[row], weights + row * stride, 16);
                 few_bytes(last[0], 16, 0, tokens, from, sums + at);

@@ -84,8 +84,10 @@ static void fill_nibbles(tile *t, const uint8_t *packed, const int8_t *multiplie
             int8x16_t offsets = vmulq_s8(m, vdupq_n_s8(-NIBBLE_ZERO));
             for (int row = 0; row < half; row += DEPTH) {
                 int8x16_t low[DEPTH], high[DEPTH];
+                const uint8_t *at = packed + (k / 2 + row) * stride + part * 16;
                 for (int each = 0; each < DEPTH; each++) {
-                    int8x16_t bytes = load_values(packed + (k / 2 + row + each) * stride + part * 16);
+                    __builtin_prefetch(at + (AHEAD + each) * stride);
+                    int8x16_t bytes = load_values(at + each * stride);
                     low[each] = vmlaq_s8(offsets, low_nibbles(bytes), m);
                     high[each] = vmlaq_s8(offsets, high_nibbles(bytes), m);
                 }
@@ -99,8 +101,9 @@ static void fill_nibbles(tile *t, const uint8_t *packed, const int8_t *multiplie
 static void fill_bytes(tile *t, const int8_t *weights, int64_t stride, int64_t count) {
     for (int64_t k = 0; k < count; k += DEPTH)
         for (int part = 0; part < WIDTH / 16; part++) {
+            const int8_t *at = weights + k * stride + part * 16;
             int8x16_t rows[DEPTH];
-            for (int each = 0; each < DEPTH; each++) rows[each] = load_values(weights + (k + each) * stride + part * 16);
+            for (int each = 0; each < DEPTH; each++) rows[each] = load_values(at + each * stride);
             arrange(t, k, part, rows);
         }
 }
@@ -143,7 +146,7 @@ INLINE void add_columns(const tile *t, int column, int columns, const row_pairs 
         }
 }
 #else
-// The products of a quarter of 16 values of each row: `quarter` must be a constant, which loops are not in every compiler.
+// The products of a quarter of 16 values of each row; `quarter` must be a constant, which no loop gives every compiler.
 #define ADD_QUARTER(quarter)                                                                                    \
     for (int v = 0; v < columns / 4; v++)                                                                       \
         for (int i = 0; i < tokens; i++)                                                                        \
@@ -170,7 +173,7 @@ INLINE void add_columns(const tile *t, int column, int columns, const char *cons
 #endif
 
 INLINE void add_rows(const tile *t, const char *const *rows, int64_t k, int64_t count, int tokens, int32_t *sums) {
-    // Either way 16 registers of sums for as many rows as can be: enough to be added to at once, with room for operands.
+    // Either way at most 16 registers of sums: enough to be added to at once, with room for operands.
     const int columns = tokens > HEIGHT / 2 ? 8 : 16;
 #ifdef PATH_I8MM
     row_pairs pairs;
