@@ -38,6 +38,7 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	git ls-files "*.c" "*.h" | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

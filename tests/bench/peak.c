@@ -1,5 +1,5 @@
-// The most integer products that one core makes of bytes, by the instructions that the kernel's path multiplies with and
-// nothing else: no memory, no scales, as many sums as hide how long each takes.
+// The most integer products that one core makes of bytes, by the instructions that the kernel's path multiplies with
+// and nothing else: no memory, no scales, as many sums as hide how long each takes.
 #include <stdint.h>
 
 #if defined(PATH_AVX512VNNI) || defined(PATH_AVXVNNI) || defined(PATH_AVX2)

@@ -17,8 +17,8 @@ typedef struct {
     __m256i multipliers[BLOCK / STRIP * VECTORS]; // pairs of int16
 } tile;
 
-// What a quantised row holds: int8, then for each strip the corrections of even and odd pairs as two int16, for nibbles;
-// int16 for bytes.
+// What a quantised row holds: int8, then for each strip the corrections of even and odd pairs as two int16, for
+// nibbles; int16 for bytes.
 INLINE int64_t row_bytes(int32_t group, int64_t columns) {
     int64_t padded = round_up(columns, ROW_ALIGNMENT);
     return group ? padded + padded / STRIP * 4 : padded * 2;
@@ -148,8 +148,10 @@ INLINE void add_pairs(const tile *t, int v, const char *const *rows, int64_t k, 
 INLINE void add_block(const tile *t, int32_t group, const char *const *rows, int64_t k, int64_t padded, int64_t count,
                       int tokens, int32_t *const *sums) {
     for (int v = 0; v < VECTORS; v += 2)
-        if (group) add_nibbles(t, v, rows, k, padded, count / STRIP, tokens, sums);
-        else add_pairs(t, v, rows, k, count, tokens, sums);
+        if (group)
+            add_nibbles(t, v, rows, k, padded, count / STRIP, tokens, sums);
+        else
+            add_pairs(t, v, rows, k, count, tokens, sums);
 }
 
 // Adds to sums [tokens, WIDTH] the products of rows with a tile that holds rows k to k + count of a matrix.

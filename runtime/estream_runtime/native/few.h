@@ -7,8 +7,8 @@
 #define FEW 2          // most token rows
 #define FEW_WIDTH 1024 // most columns of a task
 
-// What a block of quantised rows is to the products below, made ready: for each row of bytes the pair of activations it meets,
-// and a correction for each 8 of those; or for each two rows of int8 two int16.
+// What a block of quantised rows is to the products below, made ready: for each row of bytes the pair of activations it
+// meets, and a correction for each 8 of those; or for each two rows of int8 two int16.
 typedef struct {
     int16_t pairs[FEW][BLOCK / 2], corrections[FEW][BLOCK / 16];
     int32_t wide[BLOCK / 2][FEW];
@@ -113,9 +113,11 @@ INLINE void few_columns(const matrix *m, const char *const *rows, int tokens, in
     for (int64_t k = 0; k < all; k += BLOCK) {
         int64_t count = least(BLOCK, all - k);
         for (int i = 0; i < tokens; i++)
-            if (m->group) ready_pairs(&f, i, rows[i], k, count, (int)half, m->group);
+            if (m->group)
+                ready_pairs(&f, i, rows[i], k, count, (int)half, m->group);
             else
-                for (int64_t pair = 0; pair < (count + 1) / 2; pair++) f.wide[pair][i] = int16_pair(rows[i], k + pair * 2);
+                for (int64_t pair = 0; pair < (count + 1) / 2; pair++)
+                    f.wide[pair][i] = int16_pair(rows[i], k + pair * 2);
         // Some rows of all columns, then the next: memory is read in stretches as long as a task is wide.
         int64_t step = m->group ? m->group : AHEAD;
         for (int64_t row = 0; row < count; row += step)

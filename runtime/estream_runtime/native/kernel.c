@@ -23,8 +23,8 @@
 #error "which path?"
 #endif
 
-#include "floats.h"
 #include "attention.h"
+#include "floats.h"
 
 INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
@@ -93,8 +93,10 @@ static void sum_products(scratch *s, const matrix *m, int64_t tokens, int64_t n,
         return;
     }
     int64_t whole = columns / 32 * 32;
-    if (tokens == 1) few_columns(m, s->rows, 1, n, whole, s->sums);
-    else few_columns(m, s->rows, 2, n, whole, s->sums);
+    if (tokens == 1)
+        few_columns(m, s->rows, 1, n, whole, s->sums);
+    else
+        few_columns(m, s->rows, 2, n, whole, s->sums);
     if (whole == columns) return;
     int32_t *rest = s->sums + FEW * FEW_WIDTH;
     sum_tiles(s, m, tokens, n + whole, rest);
@@ -166,7 +168,8 @@ static void multiply_strip(const void *call, int64_t number, int thread) {
 }
 
 static void run_products(pool *p, const products *c) {
-    run_tasks(p, multiply_strip, c, parts(c->m->columns, strip_width(p, c->tokens, c->m->columns)) * parts(c->tokens, TOKENS));
+    run_tasks(p, multiply_strip, c,
+              parts(c->m->columns, strip_width(p, c->tokens, c->m->columns)) * parts(c->tokens, TOKENS));
 }
 
 typedef struct {
@@ -191,8 +194,10 @@ static void quantise_row(const void *call, int64_t number, int thread) {
         int8_t values[ROW_ALIGNMENT] = {0};
         if (isfinite(scale)) {
             int64_t count = least(ROW_ALIGNMENT, c->columns - at);
-            if (count == ROW_ALIGNMENT) round_values(x + at, scale, ROW_ALIGNMENT, values);
-            else round_values(x + at, scale, count, values);
+            if (count == ROW_ALIGNMENT)
+                round_values(x + at, scale, ROW_ALIGNMENT, values);
+            else
+                round_values(x + at, scale, count, values);
         }
         store_values(row, c->group, padded, at, values);
     }
@@ -232,10 +237,13 @@ EXPORT int32_t kernel_expert(pool *p, const char *data, const float *scale, cons
     float *hidden = (float *)room, *hidden_scale = (float *)(room + hidden_bytes);
     char *hidden_rows = room + hidden_bytes + row_scale_bytes;
     quantised x = {data, scale, row_bytes(gate->group, gate->rows), gate->rows};
-    run_products(p, &(products){.pool = p, .x = &x, .chosen = chosen, .tokens = tokens, .m = gate, .up = up, .y = hidden});
+    run_products(p,
+                 &(products){.pool = p, .x = &x, .chosen = chosen, .tokens = tokens, .m = gate, .up = up, .y = hidden});
     kernel_quantise(p, hidden, tokens, inner, down->group, hidden_rows, hidden_scale);
     quantised h = {hidden_rows, hidden_scale, stride, inner};
-    run_products(p, &(products){.pool = p, .x = &h, .targets = chosen, .tokens = tokens, .m = down, .shares = shares, .y = total});
+    run_products(
+        p,
+        &(products){.pool = p, .x = &h, .targets = chosen, .tokens = tokens, .m = down, .shares = shares, .y = total});
     return 0;
 }
 
@@ -271,12 +279,15 @@ static void rotate_task(const void *call, int64_t number, int thread) {
     for (int64_t head = 0; head < c->heads; head++) {
         const float *x = c->x + (number * c->heads + head) * c->width;
         float *y = c->y + (head * c->tokens + number) * c->width;
-        if (c->cosine) rotate_row(x, c->cosine + number * c->width, c->sine + number * c->width, c->width, y);
-        else memcpy(y, x, (size_t)c->width * sizeof *y);
+        if (c->cosine)
+            rotate_row(x, c->cosine + number * c->width, c->sine + number * c->width, c->width, y);
+        else
+            memcpy(y, x, (size_t)c->width * sizeof *y);
     }
 }
 
-// y [heads, tokens, width] = x [tokens, heads * width], rotated by cosine and sine [tokens, width] unless they are NULL.
+// y [heads, tokens, width] = x [tokens, heads * width], rotated by cosine and sine [tokens, width] unless they are
+// NULL.
 EXPORT void kernel_rotate(pool *p, const float *x, const float *cosine, const float *sine, int64_t tokens,
                           int64_t heads, int64_t width, float *y) {
     rotating c = {x, cosine, sine, tokens, heads, width, y};
@@ -290,9 +301,20 @@ EXPORT int32_t kernel_attend(pool *p, const float *queries, const float *keys, c
                              int64_t stride, float *y) {
     char *room = workspace(p, attention_bytes(width) * (size_t)p->threads);
     if (!room) return 1;
-    attending c = {.pool = p, .queries = queries, .keys = keys, .values = values, .mask = mask, .y = y,
-                   .heads = heads, .shared = shared, .tokens = tokens, .length = length, .width = width,
-                   .stride = stride, .scale = 1.0f / sqrtf((float)width), .room = room};
+    attending c = {.pool = p,
+                   .queries = queries,
+                   .keys = keys,
+                   .values = values,
+                   .mask = mask,
+                   .y = y,
+                   .heads = heads,
+                   .shared = shared,
+                   .tokens = tokens,
+                   .length = length,
+                   .width = width,
+                   .stride = stride,
+                   .scale = 1.0f / sqrtf((float)width),
+                   .room = room};
     run_tasks(p, attend_rows, &c, heads * parts(tokens, QUERIES));
     return 0;
 }

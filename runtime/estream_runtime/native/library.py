@@ -256,7 +256,7 @@ class Kernel:
         return y
 
     def heads_first(self, x: Floats, heads: int, tables: tuple[Floats, Floats] | None = None) -> Floats:
-        """Rows `[T, heads * D]` as `[heads, T, D]`, rotated by tables of cosines and sines `[T, D]` if there are any."""
+        """Rows `[T, heads * D]` as `[heads, T, D]`, rotated by cosines and sines `[T, D]` if there are any."""
         tokens, width = len(x), x.shape[1] // heads
         y = np.empty((heads, tokens, width), np.float32)
         assert tables is None or all(each.shape == (tokens, width) for each in tables)

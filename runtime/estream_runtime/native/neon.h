@@ -147,10 +147,10 @@ INLINE void add_columns(const tile *t, int column, int columns, const row_pairs 
 }
 #else
 // The products of a quarter of 16 values of each row; `quarter` must be a constant, which no loop gives every compiler.
-#define ADD_QUARTER(quarter)                                                                                    \
-    for (int v = 0; v < columns / 4; v++)                                                                       \
-        for (int i = 0; i < tokens; i++)                                                                        \
-            each[i][v] = vdotq_laneq_s32(each[i][v], w[(quarter) * (WIDTH / 4) + v], x[i], quarter)
+#define ADD_QUARTER(quarter)              \
+    for (int v = 0; v < columns / 4; v++) \
+        for (int i = 0; i < tokens; i++)  \
+    each[i][v] = vdotq_laneq_s32(each[i][v], w[(quarter) * (WIDTH / 4) + v], x[i], quarter)
 
 // Adds to sums [tokens, WIDTH] the products of `tokens` rows with `columns` columns of a tile.
 INLINE void add_columns(const tile *t, int column, int columns, const char *const *rows, int64_t k, int64_t count,
@@ -188,8 +188,7 @@ INLINE void add_rows(const tile *t, const char *const *rows, int64_t k, int64_t 
 static void multiply(const tile *t, int32_t group, const char *const *rows, int64_t k, int64_t padded, int64_t count,
                      int64_t tokens, int32_t *sums) {
     (void)group, (void)padded;
-    for (int64_t at = 0; at < tokens; at += HEIGHT, rows += HEIGHT, sums += HEIGHT * WIDTH)
-        switch (tokens - at) {
+    for (int64_t at = 0; at < tokens; at += HEIGHT, rows += HEIGHT, sums += HEIGHT * WIDTH) switch (tokens - at) {
             case 1: add_rows(t, rows, k, count, 1, sums); break;
             case 2: add_rows(t, rows, k, count, 2, sums); break;
             case 3: add_rows(t, rows, k, count, 3, sums); break;

@@ -27,15 +27,15 @@ typedef void task_function(const void *call, int64_t number, int thread);
 typedef struct {
     int threads;
     size_t scratch_bytes;
-    char *scratch;            // see scratch_of
-    void *workspace;          // what a call keeps between its steps, grown as needed
+    char *scratch;   // see scratch_of
+    void *workspace; // what a call keeps between its steps, grown as needed
     size_t workspace_bytes;
     pthread_t *workers;
     int started;
-    pid_t owner;              // the process that they run in
+    pid_t owner; // the process that they run in
     pthread_mutex_t guard;
     pthread_cond_t wake;
-    atomic_uint round;        // counts calls
+    atomic_uint round; // counts calls
     atomic_int sleeping, busy, ending;
     task_function *function;
     const void *call;
@@ -155,8 +155,10 @@ static void *workspace(pool *p, size_t bytes) {
     if (bytes > p->workspace_bytes) {
         free(p->workspace);
         p->workspace_bytes = 0;
-        if (posix_memalign(&p->workspace, 64, bytes)) p->workspace = NULL;
-        else p->workspace_bytes = bytes;
+        if (posix_memalign(&p->workspace, 64, bytes))
+            p->workspace = NULL;
+        else
+            p->workspace_bytes = bytes;
     }
     return p->workspace_bytes >= bytes ? p->workspace : NULL;
 }

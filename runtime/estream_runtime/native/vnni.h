@@ -1,5 +1,5 @@
-// Integer products with `vpdpbusd`, which sums four products of unsigned and signed bytes in 32 bits, exactly: in vectors
-// of 64 bytes (AVX512-VNNI) or 32 (AVX-VNNI). FORMAT.md annex A.
+// Integer products with `vpdpbusd`, which sums four products of unsigned and signed bytes in 32 bits, exactly: in
+// vectors of 64 bytes (AVX512-VNNI) or 32 (AVX-VNNI). FORMAT.md annex A.
 #pragma once
 
 #include <immintrin.h>
@@ -29,7 +29,7 @@ typedef __m256i vector;
 #define dot(sum, x, w) _mm256_dpbusd_avx_epi32(sum, x, w)
 #endif
 #define zero() BITS(setzero)()
-#define and(a, b) BITS(and)(a, b)
+#define and(a, b) BITS (and)(a, b)
 #define or(a, b) BITS(or)(a, b)
 #define splat_8(value) OF(set1_epi8)(value)
 #define splat_16(value) OF(set1_epi16)(value)
@@ -66,7 +66,8 @@ INLINE __m128i int8_values(const char *row, int64_t k) {
 }
 
 INLINE int32_t int16_pair(const char *row, int64_t k) {
-    return (int32_t)((uint32_t)((uint8_t)row[k] - 128) & 65535u) | (int32_t)((uint32_t)((uint8_t)row[k + 1] - 128) << 16);
+    return (int32_t)((uint32_t)((uint8_t)row[k] - 128) & 65535u) |
+           (int32_t)((uint32_t)((uint8_t)row[k + 1] - 128) << 16);
 }
 
 INLINE __m256i load(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
@@ -95,7 +96,8 @@ INLINE void interleave(vector a, vector b, vector c, vector d, vector out[VECTOR
 #endif
 }
 
-// WIDTH columns of four rows, as VECTORS vectors of LANES columns with four rows each, which are counted into the excess.
+// WIDTH columns of four rows, as VECTORS vectors of LANES columns with four rows each, which are counted into the
+// excess.
 INLINE void arrange(tile *t, int64_t step, vector a, vector b, vector c, vector d) {
     vector out[VECTORS];
     interleave(a, b, c, d, out);
@@ -109,7 +111,7 @@ INLINE void arrange(tile *t, int64_t step, vector a, vector b, vector c, vector 
 INLINE vector weights_of(vector nibbles, vector multipliers, vector odd_multipliers, vector offsets) {
     vector even = and(multiply_16(nibbles, multipliers), splat_16(255));
     vector odd = multiply_16(and(nibbles, splat_16(-256)), odd_multipliers);
-    return subtract_8(or(even, odd), offsets);
+    return subtract_8(or (even, odd), offsets);
 }
 
 static void fill_nibbles(tile *t, const uint8_t *packed, const int8_t *multipliers, int64_t stride, int64_t count,
@@ -166,8 +168,7 @@ INLINE void add_rows(const tile *t, const char *const *rows, int64_t k, int64_t 
 static void multiply(const tile *t, int32_t group, const char *const *rows, int64_t k, int64_t padded, int64_t count,
                      int64_t tokens, int32_t *sums) {
     (void)group, (void)padded;
-    for (int64_t at = 0; at < tokens; at += HEIGHT, rows += HEIGHT, sums += HEIGHT * WIDTH)
-        switch (tokens - at) {
+    for (int64_t at = 0; at < tokens; at += HEIGHT, rows += HEIGHT, sums += HEIGHT * WIDTH) switch (tokens - at) {
             case 1: add_rows(t, rows, k, count, 1, sums); break;
             case 2: add_rows(t, rows, k, count, 2, sums); break;
             case 3: add_rows(t, rows, k, count, 3, sums); break;
