@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, Self, runtime_checkable
 
@@ -87,6 +88,11 @@ class FileSource:
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """See `ByteSource.read_into`."""
         return os.preadv(self._descriptor, [buffer], self._base + offset)
+
+    def expect(self, offset: int, length: int) -> None:
+        """Tell the system that a range will be read soon, so that it can bring several together."""
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, self._base + offset, length, os.POSIX_FADV_WILLNEED)
 
     def open_direct(self) -> DirectFile:
         """Open the same file once more, to be read past the page cache; the caller closes it.

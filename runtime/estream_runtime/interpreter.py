@@ -155,6 +155,7 @@ class Interpreter:
                         with self.recorder.during("embed", tokens=len(batch.token_ids)):
                             rows.x = self._embedding.gather(batch.token_ids)
                     case Opcode.ATTEND:
+                        self._await_dense("qkv", instruction.layer)
                         with self.recorder.during("attention", instruction.layer, tokens=len(rows.x)):
                             self._attend(rows, instruction.layer)
                     case Opcode.ROUTE:
@@ -183,6 +184,7 @@ class Interpreter:
             TrapError: one is not finite.
         """
         logits = np.empty((len(x), self.model.vocabulary), np.float32)
+        self._await_dense("head")
         with self.recorder.during("head", tokens=len(x)):
             weights = self._dense.inputs("head")
             for start, stop in _blocks(0, len(x)):
@@ -231,6 +233,12 @@ class Interpreter:
                 attended[start:stop] = self._graph("attend", layer, feeds)["attended"]
             held.truncate(sequence)
         return attended
+
+    def _await_dense(self, role: GraphRole, layer: int | None = None) -> None:
+        """Wait for dense weights that are still being read; those of `qkv` and `out` come together."""
+        if not self._dense.is_there(role, layer or 0):
+            with self.recorder.during("wait", layer):
+                self._dense.await_(role, layer or 0)
 
     def _route(self, rows: _Rows, layer: int) -> None:
         """Choose experts, and leave unread what nobody chose."""

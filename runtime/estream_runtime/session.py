@@ -26,7 +26,7 @@ from estream_runtime.programs import POLICIES, Sizes, choose_programs
 from estream_runtime.sampling import Sampler, check_count, is_whole
 from estream_runtime.stats import Laps, Meter, Stats
 from estream_runtime.tracing import recorded, trace_of
-from estream_runtime.weights import DenseWeights, ExpertWeights, scratch_for
+from estream_runtime.weights import DenseWeights, ExpertWeights, read_dense, scratch_for
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.limits import MAX_LANES
 from estream_spec.schedule import POLICY_NAMES, Policy
@@ -72,6 +72,9 @@ class Generation(Iterator[int]):
 class Session:
     """One package in one arena on one backend. Not for several threads at a time.
 
+    Opening one begins to read dense weights and returns before they are there. Calls wait for what they need of them
+    and give no result before all that went into it is proven; so where they are damaged, it is the calls that raise.
+
     Every call begins anew; only experts that are still in the arena are not read again. A call that fails raises, and
     the session can be used afterwards. Results do not depend on `device`, `arena_bytes`, `group_size`,
     `prefetch_depth`, `lanes` or `policy`, to the last bit.
@@ -97,7 +100,8 @@ class Session:
 
     Attributes:
         threads: threads for computing.
-        start_up_s: seconds it took to open the session, by part. Whoever opens it may add what came before.
+        start_up_s: seconds it took to open the session, by part; dense weights are read meanwhile and may be read
+            longer. Whoever opens it may add what came before.
 
     Raises:
         LinkError: no such backend, policy or device, an arena smaller than one expert, or graphs and weights that do
@@ -132,16 +136,20 @@ class Session:
         name = next((each for each in POLICIES if each == policy), None)
         if policy is not None and name is None:
             raise LinkError(f"unknown policy {policy!r}, expected one of: {', '.join(POLICIES)}")
-        laps = Laps()
-        sizes = Sizes(
-            arena_bytes=_plain(arena_bytes), group_size=_plain(group_size), prefetch_depth=_plain(prefetch_depth)
-        )
-        self._programs = choose_programs(package, sizes, name, device)
         self._package, self._model = package, manifest.model
         self._closed = False
         self.threads = _plain(threads) or len(os.sched_getaffinity(0))
-        laps.end("programs")
+        sizes = Sizes(
+            arena_bytes=_plain(arena_bytes), group_size=_plain(group_size), prefetch_depth=_plain(prefetch_depth)
+        )
+        laps = Laps()
         with ExitStack() as stack:
+            # Reading begins before all else: what follows takes its time, in which the disk would have nothing to do.
+            self._records = stack.enter_context(read_dense(package))
+            self._embedding = stack.enter_context(EmbeddingRows(package))
+            laps.end("tables")
+            self._programs = choose_programs(package, sizes, name, device)
+            laps.end("programs")
             graphs = {
                 GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
                 for graph in manifest.graphs
@@ -154,10 +162,10 @@ class Session:
             pager = stack.enter_context(Pager(package, arena_bytes=self._programs.arena_bytes, lanes=lanes))
             laps.end("arena")
             scratch = scratch_for(package)
-            dense, experts = DenseWeights(package, opened, scratch), ExpertWeights(package, opened, scratch)
-            laps.end("dense weights")
-            self._interpreter = Interpreter(self._model, opened, pager, EmbeddingRows(package), dense, experts)
-            laps.end("embedding proven")
+            dense = DenseWeights(package, opened, scratch, self._records)
+            experts = ExpertWeights(package, opened, scratch)
+            self._interpreter = Interpreter(self._model, opened, pager, self._embedding, dense, experts)
+            laps.end("graphs chosen")
             self._resources = stack.pop_all()
         self.start_up_s: dict[str, float] = laps.seconds
 
@@ -224,8 +232,8 @@ class Session:
     def trace(self, token_ids: TokenIds) -> Trace:
         """What happens when in a prefill. Raises as `forward` does.
 
-        What brings all experts into the arena, where they stay there, is no part of it: the trace counts that as a part
-        of the start, `experts`.
+        What is read once is no part of it, but of the start: what is left of `dense weights`, the proof of the
+        `embedding`, and `experts` where all of them stay in the arena.
 
         Args:
             token_ids: the prompt.
@@ -238,6 +246,10 @@ class Session:
         program, load = self._programs.for_rows(len(prompt), self._model)
         self._interpreter.pager.divide(program.bank_count, program.group_size)  # before anyone watches the banks
         laps = Laps()
+        self._records.settle()
+        laps.end("dense weights")
+        self._embedding.prove()
+        laps.end("embedding")
         if load is not None:
             self._interpreter.load(load)
             laps.end("experts")
@@ -356,7 +368,19 @@ class Session:
         program, load = self._programs.for_rows(len(batch.token_ids), self._model)
         if load is not None:
             self._interpreter.load(load)
-        return self._interpreter.run(program, batch, head, cache, on_route)
+        try:
+            result = self._interpreter.run(program, batch, head, cache, on_route)
+        except TrapError:
+            self._prove_embedding()  # a value that is not finite may come from there, which says more
+            raise
+        self._prove_embedding()
+        return result
+
+    def _prove_embedding(self) -> None:
+        """Wait for what a result is not given without."""
+        if not self._embedding.proven:
+            with self._interpreter.recorder.during("wait"):
+                self._embedding.prove()
 
     def _meter(self, prompt: Ids) -> Meter:
         program, _ = self._programs.for_rows(len(prompt), self._model)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from estream_loader.dense import load_records
+from estream_loader.dense import DenseRecords
 from estream_loader.package import Package
 from estream_loader.records import tensors
 from estream_runtime.backends import Array, Backend, MatrixForm
@@ -71,41 +71,79 @@ class _Inputs:
 class DenseWeights:
     """Everything but experts and embedding, in memory for as long as a session lasts.
 
-    Matrices stored as nibbles stay so, and are expanded into `scratch` when they are asked for: inputs with such
-    matrices hold until others are asked for.
+    Records may still be on their way; who asks for inputs made of one waits for it. Matrices stored as nibbles stay so,
+    and are expanded into `scratch` when they are asked for: inputs with such matrices hold until others are asked for.
 
     Args:
         package: the open package.
         backend: says what its graphs take as matrices.
         scratch: uint8, see `scratch_for`.
-
-    Raises:
-        IntegrityError: a record's checksum differs or its bytes are missing.
-        LinkError: the device failed.
+        records: see `read_dense`.
     """
 
-    def __init__(self, package: Package, backend: Backend, scratch: Array):
+    def __init__(self, package: Package, backend: Backend, scratch: Array, records: DenseRecords):
         model = package.manifest.model
-        self._roles: dict[tuple[GraphRole, int], _Inputs] = {}
-        places = [package.dense.place(number) for number in range(1, len(model.layers) + 2)]
-        records = load_records(package, places)
+        self._model, self._scratch, self._records = model, scratch, records
+        self._layouts = [package.dense.place(number).layout for number in _record_numbers(model)]
+        layers: list[tuple[GraphRole, int]] = [(r, n) for n in range(len(model.layers)) for r in _LAYER_ROLES]
+        self._kinds = {(role, layer): _kind(model, backend, role, layer) for role, layer in [*layers, ("head", 0)]}
+        self._made: dict[tuple[GraphRole, int], _Inputs] = {}
 
-        def take(role: GraphRole, layer: int, number: int) -> _Inputs:
-            kind = _kind(model, backend, role, layer)
-            names = _input_names(role, model, layer, kind)
-            return _inputs(places[number].layout, records[number], names, kind, scratch)
+    def is_there(self, role: GraphRole, layer: int = 0) -> bool:
+        """Whether inputs can be had without waiting for them."""
+        return (role, layer) in self._made or all(map(self._records.is_there, self._needed(role, layer)))
 
-        for layer in range(len(model.layers)):
-            for role in _LAYER_ROLES:
-                self._roles[role, layer] = take(role, layer, layer)
-        head = take("head", 0, -1)
-        if model.tied_head:
-            head = replace(head, fixed=head.fixed | _tied_head(package, _kind(model, backend, "head", 0)))
-        self._roles["head", 0] = head
+    def await_(self, role: GraphRole, layer: int = 0) -> None:
+        """Return when inputs can be had without waiting for them. Raises as `inputs` does."""
+        for number in self._needed(role, layer):
+            self._records.take(number)
 
     def inputs(self, role: GraphRole, layer: int = 0) -> Feeds:
-        """What the graph `qkv` or `out` of a layer, or `head`, takes as weights, by input."""
-        return self._roles[role, layer]()
+        """What the graph `qkv` or `out` of a layer, or `head`, takes as weights, by input.
+
+        Raises:
+            IntegrityError: the checksum of the record they are in differs or its bytes are missing.
+            LinkError: the device failed.
+        """
+        key = role, layer
+        if key not in self._made:
+            self._made[key] = self._make(role, layer)
+            if len(self._made) == len(self._kinds):  # all is here and nothing is left to be read
+                self._records.close()
+        return self._made[key]()
+
+    def _needed(self, role: GraphRole, layer: int) -> list[int]:
+        """Which of the records a graph takes weights from."""
+        if role != "head":
+            return [layer]
+        final = len(self._model.layers)
+        return [final, final + 1] if self._model.tied_head else [final]
+
+    def _make(self, role: GraphRole, layer: int) -> _Inputs:
+        kind = self._kinds[role, layer]
+        number, *embedding = self._needed(role, layer)
+        names = _input_names(role, self._model, layer, kind)
+        made = _inputs(self._layouts[number], self._records.take(number), names, kind, self._scratch)
+        if not embedding:
+            return made
+        tied = _tied_head(self._layouts[embedding[0]], self._records.take(embedding[0]), kind)
+        return replace(made, fixed=made.fixed | tied)
+
+
+def read_dense(package: Package) -> DenseRecords:
+    """Begin to read the records that `DenseWeights` needs, in the order in which it will.
+
+    Raises:
+        LinkError: the threads cannot be had.
+        FormatError: the tables of the package are at fault.
+    """
+    return DenseRecords(package, [package.dense.place(number) for number in _record_numbers(package.manifest.model)])
+
+
+def _record_numbers(model: ModelDescription) -> list[int]:
+    """Dense records of a package that graphs take weights from: each layer, what follows the last, a tied embedding."""
+    numbers = list(range(1, len(model.layers) + 2))
+    return [*numbers, 0] if model.tied_head else numbers
 
 
 def scratch_for(package: Package) -> Array:
@@ -167,11 +205,9 @@ def _input_names(role: GraphRole, model: ModelDescription, layer: int, kind: Mat
     return frozenset(each.name for each in interface(role, model, shape_class_of(role, model, layer), weights).inputs)
 
 
-def _tied_head(package: Package, kind: MatrixForm) -> Feeds:
+def _tied_head(layout: RecordLayout, record: memoryview, kind: MatrixForm) -> Feeds:
     """The embedding turned into a head: transposed, its scale per row now one per column."""
-    place = package.dense.place(0)
-    [record] = load_records(package, [place])
-    stored = tensors(place.layout, record)
+    stored = tensors(layout, record)
     embedding = stored["embedding"]
     head = np.ascontiguousarray(embedding.T)
     if kind == "f32":
