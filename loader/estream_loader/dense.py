@@ -53,7 +53,7 @@ class DenseRecords:
         check = None if package.integrity == "open" else package.check_record
         self._reader = Reader(package.source, LANES, check=check)
         try:
-            self._reads = [self._submit(number) for number in range(len(self._places))]
+            self._reads: list[Read | None] = [self._submit(number) for number in range(len(self._places))]
         except BaseException:
             self._reader.close()
             raise
@@ -68,10 +68,11 @@ class DenseRecords:
 
     def is_there(self, number: int) -> bool:
         """Whether one of the records is in memory and proven."""
-        return self._reads[number].state is ReadState.DONE
+        found = self._reads[number]
+        return found is not None and found.state is ReadState.DONE
 
     def take(self, number: int) -> memoryview:
-        """One of the records, as soon as it is there. What fails is told, and read once more for who asks again.
+        """One of the records, as soon as it is there. One that could not be read is read again for who asks again.
 
         Args:
             number: which of the places.
@@ -83,17 +84,18 @@ class DenseRecords:
             IntegrityError: the checksum differs or bytes are missing.
             LinkError: the device failed.
         """
-        try:
-            self._reads[number].wait()
-        except Exception:
-            self._reads[number] = self._submit(number)
-            raise
+        if (found := self._reads[number]) is None:
+            found = self._reads[number] = self._submit(number)
+        if (error := found.outcome()) is not None:
+            self._reads[number] = None
+            raise error
         return self._memories[number]
 
     def settle(self) -> None:
         """Return when every read is over, well or not."""
         for each in self._reads:
-            each.outcome()
+            if each is not None:
+                each.outcome()
 
     def close(self) -> None:
         """End all reading and let go of what was not taken. Closing twice is harmless."""

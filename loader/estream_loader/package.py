@@ -16,7 +16,6 @@ from typing import IO, TYPE_CHECKING, Literal, Self, get_args
 
 import crc32c
 
-from estream_loader.integrity import verify
 from estream_loader.records import RecordPlace, RecordSection
 from estream_loader.sections import check_digest, decompress, section_path
 from estream_loader.source import ByteSource, FileSource, MemorySource, available, read, read_exactly
@@ -68,6 +67,8 @@ class Package:
             self.manifest: Manifest = decode_manifest(self.read_section(entry))
             check_manifest(self.manifest, self.container)
         if integrity == "full":
+            from estream_loader.integrity import verify  # which others need not wait for
+
             verify(self)
 
     def __enter__(self) -> Self:

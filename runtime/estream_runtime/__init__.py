@@ -8,7 +8,20 @@ with open_package("model.emoe") as package, Session(package, arena_bytes=8 << 20
         print(package.tokenizer.decode([token]))
 """
 
-from estream_runtime.session import Generation, Prefill, Session
-from estream_runtime.stats import Stats
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from estream_runtime.session import Generation, Prefill, Session
+    from estream_runtime.stats import Stats
 
 __all__ = ["Generation", "Prefill", "Session", "Stats"]
+
+_MODULES = {"Generation": "session", "Prefill": "session", "Session": "session", "Stats": "stats"}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for, so that the command line can say how numpy is to start before it does."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

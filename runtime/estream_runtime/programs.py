@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from msgspec.structs import replace
@@ -37,19 +38,28 @@ class Sizes:
     prefetch_depth: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Programs:
     """The proven programs of one device configuration, all for the same banks.
 
     Attributes:
+        shape: what they are for.
         many: for batches in which nearly every expert has tokens.
-        few: for smaller ones, such as a single token; nothing is read before routing.
         load: what must run once before the others, if they are resident.
     """
 
+    shape: ExpertShape
     many: Program
-    few: Program
     load: Program | None
+
+    @cached_property
+    def few(self) -> Program:
+        """For smaller batches, such as a single token; nothing is read before routing."""
+        return (
+            self.many
+            if self.many.policy != Policy.PRE_ROUTING
+            else _compile(self.shape, self.many, Policy.POST_ROUTING)
+        )
 
 
 class DevicePrograms:
@@ -135,12 +145,10 @@ def _programs(package: Package, wished: DeviceConfiguration, sizes: DeviceConfig
     """Those of one configuration: `sizes` is the package's own program for it, or banks to make one for."""
     shape = package.expert_shape
     many = sizes if isinstance(sizes, Program) else _compile(shape, sizes, POLICIES_BY_NAME[wished.policy])
-    few, load = many, None
-    if many.policy == Policy.PRE_ROUTING:
-        few = _compile(shape, many, Policy.POST_ROUTING)
-    elif many.policy == Policy.RESIDENT:
+    load = None
+    if many.policy == Policy.RESIDENT:
         load = package.program(wished, Phase.LOAD) or _compile(shape, many, Policy.RESIDENT, Phase.LOAD)
-    return Programs(many=many, few=few, load=load)
+    return Programs(shape=shape, many=many, load=load)
 
 
 def _filled_in(asked: Sizes, policy: PolicyName | None, configuration: DeviceConfiguration) -> DeviceConfiguration:

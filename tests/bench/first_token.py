@@ -1,9 +1,9 @@
-"""One start to the first token, for `startup.py`, which runs this in a process of its own and with nothing imported.
+"""One start up to the first token: `startup.py` runs this in a process of its own.
 
-    python tests/bench/first_token.py STARTED PACKAGE TOKENS BACKEND ARENA_BYTES
+    python tests/bench/first_token.py STARTED PACKAGE TOKENS BACKEND
 
-STARTED is when the process was started, as `time.monotonic` tells it. Prints a JSON object of seconds since then, and of
-seconds in which reads past the page cache were under way.
+STARTED is when the process was started, as `time.monotonic` tells it. Prints an object of JSON: seconds from then to
+each moment, and seconds in which the package was being read past the page cache.
 """
 
 from __future__ import annotations
@@ -11,70 +11,69 @@ from __future__ import annotations
 import sys
 import time
 
-MOMENTS = {"python": time.monotonic()}
+PYTHON = time.monotonic()  # before all that has to be imported
 
-import json
+import json  # noqa: E402
+from typing import Final  # noqa: E402
 
-import numpy as np
+import numpy as np  # noqa: E402
 
-from estream_loader import open_package
-from estream_loader.direct import DirectFile
-from estream_runtime import Session
+import estream_loader.source  # noqa: E402
+from estream_loader import open_package  # noqa: E402
+from estream_loader.direct import DirectFile  # noqa: E402
+from estream_runtime import Session  # noqa: E402
 
-MOMENTS["imported"] = time.monotonic()
-_STEP = 7919
-"""Of token ids: a prime, so that they are all over the vocabulary. Random ones would need an import."""
-READS: list[tuple[float, float, int]] = []
-"""Begin and end of each read, and its offset."""
+IMPORTED: Final = time.monotonic()
+STEP: Final = 7919
+"""Between token ids: a prime, so that they are all over the vocabulary. Random ones would need another import."""
 
 
 class WatchedFile(DirectFile):
     """Notes when it is read."""
 
+    reads: Final[list[tuple[float, float, int]]] = []
+    """When each read began and ended, and its offset."""
+
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """See `DirectFile.read_into`."""
         begun = time.monotonic()
         count = super().read_into(buffer, offset)
-        READS.append((begun, time.monotonic(), offset))
+        self.reads.append((begun, time.monotonic(), offset))
         return count
 
 
-def busy_s(spans: list[tuple[float, float]]) -> float:
-    """Seconds covered by at least one of the spans."""
-    covered, reached = 0.0, float("-inf")
-    for begun, ended in sorted(spans):
+def main(started: str, path: str, tokens: str, backend: str) -> None:
+    """Open, prefill, and print when what happened."""
+    setattr(estream_loader.source, "DirectFile", WatchedFile)  # noqa: B010
+    with open_package(path) as package:
+        opened, experts = time.monotonic(), package.experts.entry
+        with Session(package, backend) as session:
+            ready = time.monotonic()
+            session.prefill(np.arange(int(tokens)) * STEP % package.manifest.model.vocabulary)
+            done = time.monotonic()
+    reads = sorted(WatchedFile.reads)
+    moments = {
+        "python": PYTHON,
+        "imports": IMPORTED,
+        "package": opened,
+        "first read": reads[0][0],
+        "session": ready,
+        "first expert read": next(begun for begun, _, at in reads if experts.offset <= at < experts.end),
+        "last read": max(ended for _, ended, _ in reads),
+        "first token": done,
+    }
+    seconds = {name: at - float(started) for name, at in moments.items()}
+    print(json.dumps({**seconds, "reading": _covered(reads)}))
+
+
+def _covered(reads: list[tuple[float, float, int]]) -> float:
+    """Seconds in which at least one read was under way; reads in the order in which they began."""
+    reached, covered = 0.0, 0.0
+    for begun, ended, _ in reads:
         covered += max(0.0, ended - max(begun, reached))
         reached = max(reached, ended)
     return covered
 
 
-def main() -> None:
-    """Open, prefill, and tell when what happened."""
-    started, path, tokens, backend, arena_bytes = sys.argv[1:]
-    import estream_loader.source
-
-    estream_loader.source.DirectFile = WatchedFile  # type: ignore[misc]
-    with open_package(path) as package:
-        MOMENTS["package"] = time.monotonic()
-        experts = package.experts.entry
-        with Session(package, backend, int(arena_bytes) or None) as session:
-            MOMENTS["session"] = time.monotonic()
-            token_ids = np.arange(int(tokens)) * _STEP % package.manifest.model.vocabulary
-            result = session.prefill(token_ids)
-            MOMENTS["first token"] = time.monotonic()
-    assert np.isfinite(result.logits).all()
-    MOMENTS["first read"] = min(begun for begun, _, _ in READS)
-    MOMENTS["first expert read"] = min(begun for begun, _, at in READS if experts.offset <= at < experts.end)
-    MOMENTS["last read"] = max(ended for _, ended, _ in READS)
-    print(
-        json.dumps(
-            {name: at - float(started) for name, at in MOMENTS.items()}
-            | {
-                "reading": busy_s([read[:2] for read in READS]),
-            }
-        )
-    )
-
-
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from estream_loader import Package, open_package
-from estream_loader.dense import EmbeddingRows, load_records
+from estream_loader.dense import DenseRecords, EmbeddingRows
 from estream_loader.integrity import check_padding, notices, verify
 from estream_loader.pager import Pager
 from estream_loader.records import tensors
@@ -125,12 +125,13 @@ def page_in(data: bytes) -> None:
         choice = package.device_configurations[0]
         groups = sum(package.expert_shape.group_counts(choice.group_size))
         banks = min(choice.prefetch_depth + 1, groups)
-        for number in range(1, len(package.dense.table.ranges)):
-            place = package.dense.place(number)
-            tensors(place.layout, load_records(package, [place])[0])
-        embedding = EmbeddingRows(package)
-        with np.errstate(all="ignore"):  # the policy `paged` does not look at values
-            embedding.gather(np.array([0, package.manifest.model.vocabulary - 1]))
+        places = [package.dense.place(number) for number in range(1, len(package.dense.table.ranges))]
+        with DenseRecords(package, places) as records, EmbeddingRows(package) as embedding:
+            for number, place in enumerate(places):
+                tensors(place.layout, records.take(number))
+            with np.errstate(all="ignore"):  # the policy `paged` does not look at values
+                embedding.gather(np.array([0, package.manifest.model.vocabulary - 1]))
+            embedding.prove()
         with divided_pager(package, bank_count=banks, group_size=choice.group_size) as pager:
             _page_experts(package, pager)
 

@@ -15,12 +15,13 @@ import pytest
 from msgspec.structs import replace
 
 from estream_loader import Integrity, open_package
-from estream_loader.dense import EmbeddingRows, load_records
+from estream_loader.dense import DenseRecords, EmbeddingRows
 from estream_loader.integrity import check_padding, notices, verify
 from estream_loader.source import FileSource
 from estream_spec.errors import EmoeError, IntegrityError, LinkError
 from fixtures.packages import MODEL, Draft
 from fixtures.paging import divided_pager
+from fixtures.sources import free_descriptor
 
 _BLOCK = MODEL.expert_blocks[0]
 SMALL = replace(
@@ -83,9 +84,13 @@ def everything(source: FailingOnce, integrity: Integrity) -> str:
         notices(package)
         for graph in package.manifest.graphs:
             digest.update(package.graph(graph))
-        for place in package.dense.places():
-            digest.update(load_records(package, [place])[0])
-        digest.update(EmbeddingRows(package).gather(np.arange(MODEL.vocabulary)).tobytes())
+        places = list(package.dense.places())
+        with DenseRecords(package, places) as records:
+            for number in range(len(places)):
+                digest.update(records.take(number))
+        with EmbeddingRows(package) as rows:
+            digest.update(rows.gather(np.arange(MODEL.vocabulary)).tobytes())
+            rows.prove()
         with divided_pager(package, bank_count=1, group_size=1) as pager:
             for expert in range(2):
                 for instruction in (pager.fill, pager.await_):
@@ -93,13 +98,6 @@ def everything(source: FailingOnce, integrity: Integrity) -> str:
                 digest.update(pager.record(pager.use(0), expert))
                 pager.release(0)
     return digest.hexdigest()
-
-
-def free_descriptor() -> int:
-    """The number the next file to be opened would get."""
-    descriptor = os.open(os.devnull, os.O_RDONLY)
-    os.close(descriptor)
-    return descriptor
 
 
 def outcomes(folder: Path, fault: Fault, integrity: Integrity) -> Iterator[str | EmoeError]:
