@@ -221,6 +221,7 @@ def test_closing_ends_the_reading_threads(packed: PackageFactory) -> None:
     before = threading.active_count()
     with open_package(packed()) as package:
         session = Session(package, lanes=5)
+        session.forward(PROMPT)  # until then, dense weights are being read
         assert threading.active_count() == before + 5
         session.close()
         assert threading.active_count() == before
