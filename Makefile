@@ -54,6 +54,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/readers.py
 	$(BIN)/python tests/bench/pipeline.py
 	$(BIN)/python tests/bench/planner.py
+	$(BIN)/python tests/bench/startup.py
 
 bench-large: $(INSTALLED)
 	$(BIN)/python tests/bench/pipeline.py --shape mixtral-8x7b --dense w4g32 --arena 256M --limit 2G --ratio 1.2 --rounds 1 \

@@ -32,12 +32,15 @@ _PIECE = 1 << 14
 """Bytes with a checksum of their own, a divisor of what is read at a time: what is proven again for each row."""
 _STRETCH = 1 << 22
 """Bytes read at a time to prove the whole."""
+_AHEAD = 2
+"""Records that are read beyond one that is taken."""
 
 
 class DenseRecords:
     """Records on their way into memory of their own, each proven as the package's integrity policy asks.
 
-    Reading begins at once and goes on in the background. Use it as a context manager, or close it.
+    Reading begins at once and goes on in the background, until `postpone` says that there is something better to do for
+    the disk. Use it as a context manager, or close it.
 
     Args:
         package: the open package.
@@ -72,7 +75,9 @@ class DenseRecords:
         return found is not None and found.state is ReadState.DONE
 
     def take(self, number: int) -> memoryview:
-        """One of the records, as soon as it is there. One that could not be read is read again for who asks again.
+        """One of the records, as soon as it is there, and begin to read the next ones.
+
+        One that could not be read is read again for who asks again.
 
         Args:
             number: which of the places.
@@ -84,23 +89,38 @@ class DenseRecords:
             IntegrityError: the checksum differs or bytes are missing.
             LinkError: the device failed.
         """
-        if (found := self._reads[number]) is None:
-            found = self._reads[number] = self._submit(number)
+        found = self._read(number)
+        for each in range(number + 1, min(number + 1 + _AHEAD, len(self._places))):
+            self._read(each)
         if (error := found.outcome()) is not None:
             self._reads[number] = None
             raise error
         return self._memories[number]
 
+    def postpone(self) -> None:
+        """Leave what has not begun for later, when one that comes shortly before it is taken; the first stays."""
+        missing = [number for number in range(len(self._reads)) if not self.is_there(number)]
+        for number in reversed(missing[1:]):
+            each = self._reads[number]
+            if each is not None and each.cancel():
+                self._reads[number] = None
+
     def settle(self) -> None:
-        """Return when every read is over, well or not."""
-        for each in self._reads:
-            if each is not None:
-                each.outcome()
+        """Return when all of it was read, well or not."""
+        for each in [self._read(number) for number in range(len(self._reads))]:
+            each.outcome()
 
     def close(self) -> None:
         """End all reading and let go of what was not taken. Closing twice is harmless."""
         self._reader.close()
         self._memories.clear()
+
+    def _read(self, number: int) -> Read:
+        """What brings a record, begun now unless it was before."""
+        found = self._reads[number]
+        if found is None:
+            found = self._reads[number] = self._submit(number)
+        return found
 
     def _submit(self, number: int) -> Read:
         place = self._places[number]

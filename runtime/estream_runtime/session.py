@@ -145,8 +145,8 @@ class Session:
         laps = Laps()
         with ExitStack() as stack:
             # Reading begins before all else: what follows takes its time, in which the disk would have nothing to do.
-            self._records = stack.enter_context(read_dense(package))
             self._embedding = stack.enter_context(EmbeddingRows(package))
+            self._records = stack.enter_context(read_dense(package))
             laps.end("tables")
             self._programs = choose_programs(package, sizes, name, device)
             laps.end("programs")
@@ -368,6 +368,7 @@ class Session:
         program, load = self._programs.for_rows(len(batch.token_ids), self._model)
         if load is not None:
             self._interpreter.load(load)
+        self._records.postpone()  # rows of the embedding and the first experts are wanted first
         try:
             result = self._interpreter.run(program, batch, head, cache, on_route)
         except TrapError:

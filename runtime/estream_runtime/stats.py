@@ -28,7 +28,7 @@ class Stats:
         io_busy_s: seconds in which a read of expert records was under way.
         activity_s: seconds by activity, see `estream_spec.trace`; what is missing to `total_s` is between activities.
         compute_busy_s: seconds of all activities but `wait`.
-        bubble: share of `total_s`, 0 to 1, in which computing waited for expert records to be read and checked.
+        bubble: share of `total_s`, 0 to 1, in which computing waited for weights to be read and checked.
         bytes_read: bytes of expert records read.
         reads: reads of expert records.
         peak_arena_bytes: the arena's size; it never grows.

@@ -73,6 +73,23 @@ def test_a_record_is_there_before_those_after_it() -> None:
         assert records.is_there(1)
 
 
+def test_what_is_postponed_is_read_shortly_before_it_is_taken() -> None:
+    """Two reads are under way and others wait · those are read once the record before them is taken, or all at once."""
+    with gated() as (package, source):
+        places = [*LAYERS, *list(package.experts.places())[:4]]
+        with DenseRecords(package, places) as records:
+            assert source.arrived(2) == {place.offset for place in places[:2]}
+            records.postpone()
+            source.let_all()
+            for number in range(2):
+                records.take(number)
+            assert source.arrived(2) == {place.offset for place in places[2:4]}
+            assert source.nothing_arrived()
+            records.settle()
+            assert all(records.is_there(number) for number in range(len(places)))
+            assert len(source.reads) == len(places)
+
+
 def test_a_damaged_record_is_told_to_whoever_takes_it() -> None:
     data = bytearray(DATA)
     bad = LAYERS[2]
