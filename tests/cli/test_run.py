@@ -18,7 +18,9 @@ from estream_loader.console import size
 from estream_packer.configuring import configure_changes
 from estream_packer.editing import edit_package
 from estream_packer.signing import sign
-from estream_runtime import Session
+from estream_runtime import Session, backends
+from estream_runtime.backends import BACKENDS
+from estream_runtime.native import library
 from estream_spec.manifest import DeviceConfiguration
 from fixtures.olmoe import EXPERTS, LAYERS
 from fixtures.packed import UNQUANTISED, PackageFactory
@@ -56,7 +58,7 @@ def test_generate_as_json(run: Run, packed: PackageFactory) -> None:
     assert result["stats"]["peak_arena_bytes"] < path.stat().st_size
 
 
-@pytest.mark.parametrize("backend", ["portable", "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("integrity", ["open", "paged", "full"])
 def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Run, packed: PackageFactory) -> None:
     options = ["--prompt", PROMPT, "--max-new-tokens", "6", "--temperature", "0.9", "--top-p", "0.8", "--seed", "5"]
@@ -64,6 +66,23 @@ def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Run, pac
     expected = run("generate", path, *options)
     found = run("generate", path, *options, "--backend", backend, "--integrity", integrity, "--threads", "1")
     assert (found.code, found.out) == (0, expected.out)
+
+
+def test_without_a_compiled_kernel_other_means_compute_and_that_is_told(
+    run: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--prompt", PROMPT, "--max-new-tokens", "6"]
+    expected = run("generate", packed(), *options, "--backend", "portable")
+    assert "notice" not in expected.err
+    for module in (library, backends):
+        monkeypatch.setattr(module, "paths_here", tuple)
+    found = run("generate", packed(), *options)
+    assert (found.code, found.out) == (0, expected.out)
+    assert found.err.startswith("notice: the native kernel was not compiled when estream-pack was installed, so ONNX")
+    refused = run("generate", packed(), *options, "--backend", "native")
+    assert (refused.code, refused.out) == (1, "")
+    assert "the native kernel was not compiled" in refused.err
+    assert "C compiler" in refused.err
 
 
 def test_when_and_how_experts_are_read_changes_no_text(run: Run, packed: PackageFactory) -> None:

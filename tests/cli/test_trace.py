@@ -16,6 +16,7 @@ from cli.conftest import Run
 from estream_loader import open_package
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
+from estream_runtime.backends import default_backend
 from estream_runtime.cli import PROGRAM
 from estream_spec.trace import ACTIVITIES, decode_trace
 from fixtures.olmoe import CheckpointFactory
@@ -38,7 +39,7 @@ def test_table_and_picture(trace: Run, packed: PackageFactory) -> None:
     assert all(len(line) <= 80 for line in lines[1:] if not line.startswith("reading "))
     head = "generic: pre-routing, arena 64.0 KiB, 2 banks of 2, 2 lanes, "
     assert lines[0].startswith(head)
-    assert lines[0].endswith(" threads, portable")
+    assert lines[0].endswith(f" threads, {default_backend()}")
     lines = lines[2:]
     first = [line.split("  ")[0] or line.strip().split("  ")[0] for line in lines]
     assert first[:3] == ["start-up", "process", "package"]
