@@ -1,27 +1,34 @@
 """Write a model of random weights as GGUF, the file that llama.cpp and its forks run, all matrices in Q4_0.
 
-Such a file is only worth measuring with if it routes as evenly as a trained model does. So its nibbles run from 1 to 15:
+Such a file is only worth measuring with if it uses all experts, as trained models do. So its nibbles run from 1 to 15:
 with 0 among them, which stands for -8 and has no counterpart, the mean of every matrix is not zero, all tokens drift in
 one direction and want the same few experts. And what a layer adds is small beside the embeddings, which keep tokens
 apart. `gguf_routing.py` counts.
 
-ik_llama.cpp does not know OLMoE, so a file may call the same tensors a Qwen3-MoE: its matrices have the same shapes, and
-only the norms of queries and keys and the weights of the experts differ, which cost next to nothing.
+ik_llama.cpp does not know OLMoE, so a file may call the same tensors a Qwen3-MoE: its matrices have the same shapes,
+and only the norms of queries and keys and the weights of the experts differ, which cost next to nothing.
+
+    python tests/bench/gguf_model.py --label qwen3moe build/bench/olmoe-1b-7b-qwen3moe.gguf
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import click
 import gguf
 import numpy as np
 import numpy.typing as npt
 
 from estream_spec.model import ModelDescription
+from estream_spec.shapes import SHAPES
 
 Label = Literal["olmoe", "qwen3moe"]
 LABELS: Final[tuple[Label, ...]] = get_args(Label)
@@ -146,3 +153,16 @@ def _describe(writer: gguf.GGUFWriter, model: ModelDescription) -> None:
     writer.add_layer_norm_rms_eps(model.norm_epsilon)
     writer.add_vocab_size(model.vocabulary)
     writer.add_tokenizer_model("no_vocab")
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(tuple(SHAPES)), default="olmoe-1b-7b", show_default=True)
+@click.option("--label", type=click.Choice(LABELS), default="olmoe", show_default=True)
+@click.argument("path", type=click.Path(path_type=Path))
+def main(shape: str, label: Label, path: Path) -> None:
+    """Write a model of random weights to PATH."""
+    write_gguf(path, SHAPES[shape], label)
+
+
+if __name__ == "__main__":
+    main()

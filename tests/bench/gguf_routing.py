@@ -1,14 +1,27 @@
-"""Run a GGUF model in numpy, from the file's own weights, and count which experts its tokens choose in each layer."""
+"""Run a GGUF model in numpy, from the file's own weights, and count which experts its tokens choose in each layer.
+
+    python tests/bench/gguf_routing.py build/bench/olmoe-1b-7b-olmoe.gguf
+
+Exits 1 if they prefer some: with independent choices, the entropy lacks `(experts - 1) / (2 ln 2 choices)` bits on
+average, and four times that is called uneven. Takes a minute.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import click
 import gguf
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
 
 from bench.gguf_model import Floats
 
@@ -35,6 +48,12 @@ class LayerRouting:
         """Bits, of log2 of the experts at most."""
         shares = self.counts[self.counts > 0] / self.chosen.size
         return float(-(shares * np.log2(shares)).sum())
+
+    @property
+    def even(self) -> bool:
+        """Whether no expert is preferred, as far as this many choices tell."""
+        by_chance = (self.experts - 1) / (2 * math.log(2) * self.chosen.size)
+        return math.log2(self.experts) - self.entropy <= 4 * by_chance
 
     @property
     def shared(self) -> float:
@@ -76,7 +95,9 @@ def routing(path: Path, token_ids: npt.NDArray[np.int64]) -> Iterator[LayerRouti
         keys = _heads(normed @ file.weight(f"{name}.attn_k").T, key_heads, file.label, epsilon)
         values = np.split(normed @ file.weight(f"{name}.attn_v").T, key_heads, axis=1)
         mixed = [
-            _attend(_turn(query, theta), _turn(keys[head * key_heads // heads], theta), values[head * key_heads // heads])
+            _attend(
+                _turn(query, theta), _turn(keys[head * key_heads // heads], theta), values[head * key_heads // heads]
+            )
             for head, query in enumerate(queries)
         ]
         x = x + np.concatenate(mixed, axis=1) @ file.weight(f"{name}.attn_output").T
@@ -97,7 +118,8 @@ def routing(path: Path, token_ids: npt.NDArray[np.int64]) -> Iterator[LayerRouti
 
 def _norm(rows: Floats, epsilon: float) -> Floats:
     """Rows over their root mean square; the weights of all norms are ones."""
-    return rows / np.sqrt(np.square(rows).mean(axis=1, keepdims=True) + np.float32(epsilon))
+    scale: Floats = np.sqrt(np.square(rows).mean(axis=1, keepdims=True) + np.float32(epsilon))
+    return rows / scale
 
 
 def _heads(rows: Floats, heads: int, label: str, epsilon: float) -> list[Floats]:
@@ -125,5 +147,27 @@ def _attend(queries: Floats, keys: Floats, values: Floats) -> Floats:
 
 def _softmax(rows: Floats) -> Floats:
     """Softmax of each row."""
-    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers: Floats = np.exp(rows - rows.max(axis=1, keepdims=True))
+    powers /= powers.sum(axis=1, keepdims=True)
+    return powers
+
+
+@click.command()
+@click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="Random tokens of the prompt.")
+@click.argument("path", type=click.Path(path_type=Path, exists=True))
+def main(tokens: int, path: Path) -> None:
+    """Count which experts a random prompt chooses in the model at PATH."""
+    table = Table("layer", "experts chosen", "tokens an expert", "entropy, bits", "shared with the token before", "")
+    vocabulary = int(_File(path).number("vocab_size"))
+    found = list(routing(path, np.random.default_rng(0).integers(0, vocabulary, tokens)))
+    for layer, each in enumerate(found):
+        used = f"{np.count_nonzero(each.counts)} of {each.experts}"
+        spread = f"{each.counts.min()} to {each.counts.max()}"
+        entropy = f"{each.entropy:.2f} of {math.log2(each.experts):.2f}"
+        table.add_row(str(layer), used, spread, entropy, f"{each.shared:.2f}", "" if each.even else "UNEVEN")
+    Console(width=120).print(table)
+    sys.exit(not all(each.even for each in found))
+
+
+if __name__ == "__main__":
+    main()

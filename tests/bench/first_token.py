@@ -1,0 +1,21 @@
+"""Open a package, take in a random prompt, say which token comes first, end: what `race.py` times of ours.
+
+    python tests/bench/first_token.py PACKAGE TOKENS OPTIONS
+
+OPTIONS are those of a session, as JSON. A file of its own, so that it imports what a program that runs a package needs
+and nothing else.
+"""
+
+import json
+import sys
+
+import numpy as np
+
+from estream_loader import open_package
+from estream_runtime import Session
+
+path, tokens, options = sys.argv[1:]
+with open_package(path) as package, Session(package, **json.loads(options)) as session:
+    token_ids = np.random.default_rng(0).integers(0, package.manifest.model.vocabulary, int(tokens))
+    result = session.prefill(token_ids)
+    print(json.dumps({"token": int(result.logits.argmax()), "prompt_s": result.stats.total_s}))
