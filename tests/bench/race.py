@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -33,6 +33,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+import estream_spec
 from bench.bars import Bar, bars_svg
 from bench.bounded import run_bounded
 from bench.peer_programs import IK, LLAMA, UnavailableError, bench_program, on_demand_library
@@ -92,16 +93,10 @@ def ours(options: dict[str, Any]) -> Entrant:
     """This project's runtime, with the options of a session."""
     package = made(SHAPE, "w4g32")
     child = str(Path(__file__).with_name("first_token.py"))
-    release = subprocess.run(
-        [sys.executable, "-c", "import estream_spec; print(estream_spec.__version__)"],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout.strip()
     how = ", ".join([f"arena {options['arena_bytes'] // MIB} MiB", *filter(None, [options.get("backend")])])
     return Entrant(
         OURS,
-        f"estream-pack {release}",
+        f"estream-pack {estream_spec.__version__}",
         how,
         package,
         lambda tokens: [sys.executable, child, str(package), str(tokens), json.dumps(options)],
@@ -236,16 +231,16 @@ def median(runs: list[Run], name: str, tokens: int) -> float:
 @click.option("--limit", type=click.IntRange(1), default=1024, show_default=True, help="MiB of the cgroup.")
 @click.option("--arena", type=click.IntRange(1), default=256, show_default=True, help="MiB of our arena.")
 @click.option("--backend", help="Of ours.  [default: the session's]")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all runs there.")
-@click.option("--picture", type=click.Path(path_type=Path), help="Write a chart there, as SVG.")
+@click.option("--json", "json_file", type=click.File("w", lazy=False), help="Write all runs there.")
+@click.option("--picture", type=click.File("w", lazy=False), help="Write a chart there, as SVG.")
 def main(
     lengths: tuple[int, ...],
     rounds: int,
     limit: int,
     arena: int,
     backend: str | None,
-    json_path: Path | None,
-    picture: Path | None,
+    json_file: TextIO | None,
+    picture: TextIO | None,
 ) -> None:
     """Measure, print the table."""
     console = Console(width=150)
@@ -268,10 +263,8 @@ def main(
     console.print(report(runs, entrants))
     for what, text in around.items():
         console.print(f"{what}: {text}", highlight=False)
-    if json_path is not None:
-        json_path.write_text(
-            json.dumps({"conditions": around, "runs": [asdict(each) for each in runs]}, indent=1) + "\n"
-        )
+    if json_file is not None:
+        json.dump({"conditions": around, "runs": [asdict(each) for each in runs]}, json_file, indent=1)
     if picture is not None:
         bars = {
             f"{tokens} tokens": [
@@ -280,9 +273,7 @@ def main(
             for tokens in lengths
         }
         title = f"Seconds to the first token, cold, in {limit} MiB of memory"
-        picture.write_text(
-            bars_svg(title, "OLMoE-1B-7B's shape in 4 bits, whole process; warm: the prompt alone", bars)
-        )
+        picture.write(bars_svg(title, "OLMoE-1B-7B's shape in 4 bits, whole process; warm: the prompt alone", bars))
 
 
 if __name__ == "__main__":
