@@ -17,13 +17,20 @@ STEP: Final = 27
 """Pixels from one bar to the next."""
 GROUP: Final = 34
 """Pixels above the bars of a group, for its name."""
-STYLE: Final = """
-.ground { fill: #fff } .text { fill: #0f172a } .quiet { fill: #475569 } .bar { fill: #94a3b8 } .ours { fill: #1f5fa8 }
+STYLE: Final = Markup("""
+.ground { fill: #ffffff }
+.text { fill: #0f172a }
+.quiet { fill: #475569 }
+.bar { fill: #94a3b8 }
+.ours { fill: #1f5fa8 }
 @media (prefers-color-scheme: dark) {
-  .ground { fill: #0d1117 } .text { fill: #f1f5f9 } .quiet { fill: #a3b1c6 }
-  .bar { fill: #64748b } .ours { fill: #58a6ff }
+  .ground { fill: #0d1117 }
+  .text { fill: #f1f5f9 }
+  .quiet { fill: #a3b1c6 }
+  .bar { fill: #64748b }
+  .ours { fill: #58a6ff }
 }
-"""
+""")
 
 
 @dataclass(frozen=True, slots=True)

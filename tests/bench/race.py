@@ -103,47 +103,34 @@ def ours(options: dict[str, Any]) -> Entrant:
     )
 
 
-def llama() -> Entrant:
-    """llama.cpp as it fits little memory best: what it rearranges at start-up would not fit."""
+def llama() -> list[Entrant]:
+    """llama.cpp as it fits little memory best: what it repacks at start-up would not fit."""
     program, model = bench_program(LLAMA), gguf("olmoe")
-    how = ["--no-warmup", "-r", "1", "-lm", "mmap", "--repack", "0"]
-    return Entrant(
-        LLAMA.name, LLAMA.release, "mmap, no repacking", model, lambda tokens: asked(program, model, tokens, how)
-    )
+    cold = asked(program, model, "--no-warmup", "-r", "1", "-lm", "mmap", "--repack", "0")
+    return [Entrant(LLAMA.name, LLAMA.release, "mmap, no repacking", model, cold)]
 
 
-def ik() -> Entrant:
-    """ik_llama.cpp with the file mapped and not read ahead of use, as its newest option `--defer-experts` has it."""
+def ik() -> list[Entrant]:
+    """ik_llama.cpp as it fits little memory best, its file not read before it is used, and at its fastest."""
     program, library, model = bench_program(IK), on_demand_library(IK), gguf("qwen3moe")
-    how = ["-w", "0", "-r", "1", "-mmp", "1"]
-    return Entrant(
-        IK.name,
-        IK.release,
-        "mmap, files come in as they are touched",
-        model,
-        lambda tokens: ["env", f"LD_PRELOAD={library}", *asked(program, model, tokens, how)],
-    )
+    cold = asked(program, model, "-w", "0", "-r", "1", "-mmp", "1", before=("env", f"LD_PRELOAD={library}"))
+    warm = asked(program, model, "-w", "1", "-r", "3", "-rtr", "1")
+    warm_name = f"{IK.name}, warm"
+    return [
+        Entrant(IK.name, IK.release, "mmap, pages come in as they are touched", model, cold),
+        Entrant(warm_name, IK.release, "in memory, repacked, prompt alone", model, warm, warm=True),
+    ]
 
 
-def ik_warm() -> Entrant:
-    """ik_llama.cpp at its fastest, the model in memory and rearranged."""
-    program, model = bench_program(IK), gguf("qwen3moe")
-    how = ["-w", "1", "-r", "3", "-rtr", "1", "-thp", "1"]
-    return Entrant(
-        f"{IK.name}, warm",
-        IK.release,
-        "resident, repacked, prompt alone",
-        model,
-        lambda tokens: asked(program, model, tokens, how),
-        warm=True,
-    )
+def asked(program: Path, model: Path, *how: str, before: tuple[str, ...] = ()) -> Callable[[int], list[str]]:
+    """What makes the command line of a `llama-bench` that takes in prompts at one go and makes nothing."""
 
+    def command(tokens: int) -> list[str]:
+        count = str(tokens)
+        prompt = ["-p", count, "-n", "0", "-b", count, "-ub", count, "-t", str(THREADS), "-o", "json"]
+        return [*before, str(program), "-m", str(model), *prompt, *how]
 
-def asked(program: Path, model: Path, tokens: int, how: list[str]) -> list[str]:
-    """The command line of a `llama-bench` that takes in prompts at one go and makes nothing."""
-    count = str(tokens)
-    prompt = ["-p", count, "-n", "0", "-b", count, "-ub", count, "-t", str(THREADS), "-o", "json"]
-    return [str(program), "-m", str(model), *prompt, *how]
+    return command
 
 
 def gguf(label: str) -> Path:
@@ -246,9 +233,9 @@ def main(
     console = Console(width=150)
     options = {"arena_bytes": arena * MIB} | ({"backend": backend} if backend else {})
     entrants = [ours(options)]
-    for entrant in (llama, ik, ik_warm):
+    for peer in (llama, ik):
         try:
-            entrants.append(entrant())
+            entrants += peer()
         except UnavailableError as error:
             console.print(f"left out: {error}")
     runs = []

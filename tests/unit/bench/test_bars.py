@@ -19,3 +19,12 @@ def test_bars_are_as_long_as_their_seconds_on_one_scale() -> None:
 def test_a_picture_says_what_it_shows() -> None:
     root = ElementTree.fromstring(bars_svg("Title", "Subtitle", {"512 tokens": [Bar("b < c", 3.25, False)]}))
     assert {"Title", "Subtitle", "512 tokens", "b < c", "3.2 s"} <= {each.text for each in root.iter(f"{SVG}text")}
+
+
+def test_a_picture_is_light_or_dark_as_the_screen_is() -> None:
+    root = ElementTree.fromstring(bars_svg("Title", "Subtitle", {"512 tokens": [Bar("a", 1.0, True)]}))
+    style = root.findtext(f"{SVG}style", "")
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    for kind in ("ground", "text", "quiet", "bar", "ours"):
+        assert f"\n.{kind} {{" in light
+        assert f"\n  .{kind} {{" in dark
