@@ -92,7 +92,7 @@ class Run:
 def ours(options: dict[str, Any]) -> Entrant:
     """This project's runtime, with the options of a session."""
     package = made(SHAPE, "w4g32")
-    child = str(Path(__file__).with_name("first_token.py"))
+    child = str(Path(__file__).with_name("race_ours.py"))
     how = ", ".join([f"arena {options['arena_bytes'] // MIB} MiB", *filter(None, [options.get("backend")])])
     return Entrant(
         OURS,

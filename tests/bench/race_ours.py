@@ -1,6 +1,6 @@
 """Open a package, take in a random prompt, say which token comes first, end: what `race.py` times of ours.
 
-    python tests/bench/first_token.py PACKAGE TOKENS OPTIONS
+    python tests/bench/race_ours.py PACKAGE TOKENS OPTIONS
 
 OPTIONS are those of a session, as JSON. A file of its own, so that it imports what a program that runs a package needs
 and nothing else.
