@@ -3,7 +3,7 @@
 Such a file is only worth measuring with if it uses all experts, as trained models do. So its nibbles run from 1 to 15:
 with 0 among them, which stands for -8 and has no counterpart, the mean of every matrix is not zero, all tokens drift in
 one direction and want the same few experts. And what a layer adds is small beside the embeddings, which keep tokens
-apart. `gguf_routing.py` counts.
+apart. `routing.py` counts.
 
 ik_llama.cpp does not know OLMoE, so a file may call the same tensors a Qwen3-MoE: its matrices have the same shapes,
 and only the norms of queries and keys and the weights of the experts differ, which cost next to nothing.

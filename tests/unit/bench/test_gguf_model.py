@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.gguf_model import LABELS, Label, planned, write_gguf
-from bench.gguf_routing import routing
+from bench.routing import gguf_routing
 from estream_spec.model import Attention, Layer, Rotary
 from estream_spec.shapes import OLMOE_1B_7B
 
@@ -20,7 +20,7 @@ MODEL = replace(
     attentions=(Attention(heads=4, key_value_heads=4, head_dim=32, rotary=Rotary(theta=10000.0), qk_norm="full"),),
     expert_blocks=(replace(OLMOE_1B_7B.expert_blocks[0], experts=16, intermediate=64),),
 )
-TOKENS = np.random.default_rng(0).integers(0, MODEL.vocabulary, 400)
+TOKENS = 400
 
 
 @pytest.fixture(params=LABELS)
@@ -54,9 +54,9 @@ def test_weights_have_the_deviation_they_were_given_and_no_mean(path: Path, labe
 
 
 def test_no_expert_is_preferred_in_any_layer(path: Path) -> None:
-    layers = list(routing(path, TOKENS))
+    layers = list(gguf_routing(path, TOKENS))
     assert len(layers) == len(MODEL.layers)
-    assert all(each.even and each.counts.sum() == len(TOKENS) * 8 for each in layers)
+    assert all(each.even and each.counts.sum() == TOKENS * 8 for each in layers)
 
 
 def test_a_model_with_a_mean_below_zero_prefers_experts(
@@ -66,4 +66,4 @@ def test_a_model_with_a_mean_below_zero_prefers_experts(
     pairs = np.array([high << 4 | low for high in range(12) for low in range(12)], np.uint8)
     monkeypatch.setattr("bench.gguf_model.PAIRS", pairs)
     write_gguf(path, MODEL, label)
-    assert not all(each.even for each in routing(path, TOKENS))
+    assert not all(each.even for each in gguf_routing(path, TOKENS))

@@ -1,7 +1,9 @@
-"""Run a GGUF model in numpy, from the file's own weights, and count which experts its tokens choose in each layer.
+"""Count which experts the tokens of a random prompt choose in each layer of a model: a package or a GGUF file.
 
-    python tests/bench/gguf_routing.py build/bench/olmoe-1b-7b-olmoe.gguf
+    python tests/bench/routing.py build/bench/olmoe-1b-7b-w4g32.emoe
+    python tests/bench/routing.py build/bench/olmoe-1b-7b-olmoe.gguf
 
+A package is run as it is; a GGUF file in numpy, from its own weights, so that no program has to be asked.
 Exits 1 if they prefer some: with independent choices, the entropy lacks `(experts - 1) / (2 ln 2 choices)` bits on
 average, and four times that is called uneven. Takes a minute.
 """
@@ -24,6 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gguf_model import Floats
+from estream_loader import open_package
+from estream_runtime import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,11 @@ class LayerRouting:
     """What the tokens of a prompt chose in a layer.
 
     Attributes:
-        chosen: int64 `[tokens, top_k]`, experts of each token.
+        chosen: integers `[tokens, top_k]`, experts of each token.
         experts: of the layer.
     """
 
-    chosen: npt.NDArray[np.int64]
+    chosen: npt.NDArray[np.integer]
     experts: int
 
     @property
@@ -62,6 +66,11 @@ class LayerRouting:
         return float(np.mean([len(np.intersect1d(one, other)) for one, other in pairs]))
 
 
+def random_prompt(vocabulary: int, tokens: int) -> npt.NDArray[np.int64]:
+    """The same for equal numbers."""
+    return np.random.default_rng(0).integers(0, vocabulary, tokens)
+
+
 class _File:
     """A GGUF file's keys and weights."""
 
@@ -81,13 +90,23 @@ class _File:
         return np.asarray(gguf.dequantize(np.ascontiguousarray(data), tensor.tensor_type), np.float32)
 
 
-def routing(path: Path, token_ids: npt.NDArray[np.int64]) -> Iterator[LayerRouting]:
-    """What the tokens of one prompt choose, layer by layer."""
+def package_routing(path: Path, tokens: int) -> list[LayerRouting]:
+    """What the tokens of a random prompt choose in each layer of a package."""
+    with open_package(path) as package, Session(package) as session:
+        model = package.manifest.model
+        chosen: list[list[npt.NDArray[np.int32]]] = [[] for _ in model.layers]
+        session.forward(random_prompt(model.vocabulary, tokens), lambda layer, ids, weights: chosen[layer].append(ids))
+        experts = [model.expert_blocks[each.experts].experts for each in model.layers]
+    return [LayerRouting(np.concatenate(ids), count) for ids, count in zip(chosen, experts, strict=True)]
+
+
+def gguf_routing(path: Path, tokens: int) -> Iterator[LayerRouting]:
+    """What the tokens of a random prompt choose, layer by layer of a GGUF file."""
     file = _File(path)
     epsilon, theta = file.number("attention.layer_norm_rms_epsilon"), file.number("rope.freq_base")
     heads, key_heads = int(file.number("attention.head_count")), int(file.number("attention.head_count_kv"))
     top_k, experts = int(file.number("expert_used_count")), int(file.number("expert_count"))
-    x = file.weight("token_embd", token_ids)
+    x = file.weight("token_embd", random_prompt(int(file.number("vocab_size")), tokens))
     for layer in range(int(file.number("block_count"))):
         name = f"blk.{layer}"
         normed = _norm(x, epsilon)
@@ -157,9 +176,8 @@ def _softmax(rows: Floats) -> Floats:
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def main(tokens: int, path: Path) -> None:
     """Count which experts a random prompt chooses in the model at PATH."""
+    found = list(gguf_routing(path, tokens) if path.suffix == ".gguf" else package_routing(path, tokens))
     table = Table("layer", "experts chosen", "tokens an expert", "entropy, bits", "shared with the token before", "")
-    vocabulary = int(_File(path).number("vocab_size"))
-    found = list(routing(path, np.random.default_rng(0).integers(0, vocabulary, tokens)))
     for layer, each in enumerate(found):
         used = f"{np.count_nonzero(each.counts)} of {each.experts}"
         spread = f"{each.counts.min()} to {each.counts.max()}"
