@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -37,6 +37,7 @@ class Peer:
         version: of the distribution.
         sources: folder of the program in that archive.
         flags: more that cmake is told.
+        missing: files that its sources need and the archive lacks, by path.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Peer:
     version: str
     sources: str
     flags: tuple[str, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def release(self) -> str:
@@ -73,6 +75,11 @@ IK: Final = Peer(
     "0.1.5",
     "vendor/ik_llama.cpp",
     ("-DLLAMA_BUILD_EXAMPLES=ON", "-DGGML_IQK_FA_ALL_QUANTS=OFF"),
+    {
+        # The build makes it by a script of a name that archives leave out.
+        "common/build-info.cpp": "int LLAMA_BUILD_NUMBER = 0;\n"
+        'char const *LLAMA_COMMIT = "unknown", *LLAMA_COMPILER = "unknown", *LLAMA_BUILD_TARGET = "unknown";\n'
+    },
 )
 
 
@@ -119,6 +126,8 @@ def _sources(peer: Peer) -> Path:
         shutil.rmtree(unpacked, ignore_errors=True)
         with tarfile.open(archive) as opened:
             opened.extractall(unpacked, _under(opened, PurePosixPath(peer.sources)), filter="data")
+        for path, text in peer.missing.items():
+            (unpacked / path).write_text(text)
         unpacked.rename(folder)
         archive.unlink()
     return folder
