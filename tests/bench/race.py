@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -89,18 +89,16 @@ class Run:
     peak_bytes: int | None
 
 
-def ours(options: dict[str, Any]) -> Entrant:
-    """This project's runtime, with the options of a session."""
-    package = made(SHAPE, "w4g32")
-    child = str(Path(__file__).with_name("race_ours.py"))
-    how = ", ".join([f"arena {options['arena_bytes'] // MIB} MiB", *filter(None, [options.get("backend")])])
-    return Entrant(
-        OURS,
-        f"estream-pack {estream_spec.__version__}",
-        how,
-        package,
-        lambda tokens: [sys.executable, child, str(package), str(tokens), json.dumps(options)],
-    )
+def ours(arena_bytes: int, backend: str) -> Entrant:
+    """This project's runtime, in an arena of so many bytes."""
+    package, child = made(SHAPE, "w4g32"), str(Path(__file__).with_name("race_ours.py"))
+    options = json.dumps({"arena_bytes": arena_bytes, "backend": backend})
+
+    def command(tokens: int) -> list[str]:
+        return [sys.executable, child, str(package), str(tokens), options]
+
+    release, how = f"estream-pack {estream_spec.__version__}", f"{backend} backend, arena of {arena_bytes // MIB} MiB"
+    return Entrant(OURS, release, how, package, command)
 
 
 def llama() -> list[Entrant]:
@@ -217,7 +215,7 @@ def median(runs: list[Run], name: str, tokens: int) -> float:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=1024, show_default=True, help="MiB of the cgroup.")
 @click.option("--arena", type=click.IntRange(1), default=256, show_default=True, help="MiB of our arena.")
-@click.option("--backend", help="Of ours.  [default: the session's]")
+@click.option("--backend", default="native", show_default=True, help="Of ours.")
 @click.option("--json", "json_file", type=click.File("w", lazy=False), help="Write all runs there.")
 @click.option("--picture", type=click.File("w", lazy=False), help="Write a chart there, as SVG.")
 def main(
@@ -225,14 +223,13 @@ def main(
     rounds: int,
     limit: int,
     arena: int,
-    backend: str | None,
+    backend: str,
     json_file: TextIO | None,
     picture: TextIO | None,
 ) -> None:
     """Measure, print the table."""
     console = Console(width=150)
-    options = {"arena_bytes": arena * MIB} | ({"backend": backend} if backend else {})
-    entrants = [ours(options)]
+    entrants = [ours(arena * MIB, backend)]
     for peer in (llama, ik):
         try:
             entrants += peer()

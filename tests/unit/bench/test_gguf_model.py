@@ -16,11 +16,11 @@ MODEL = replace(
     OLMOE_1B_7B,
     hidden=128,
     vocabulary=512,
-    layers=(Layer(attention=0, experts=0),) * 3,
+    layers=(Layer(attention=0, experts=0),) * 2,
     attentions=(Attention(heads=4, key_value_heads=4, head_dim=32, rotary=Rotary(theta=10000.0), qk_norm="full"),),
     expert_blocks=(replace(OLMOE_1B_7B.expert_blocks[0], experts=16, intermediate=64),),
 )
-TOKENS = 400
+TOKENS = 200
 
 
 @pytest.fixture(params=LABELS)

@@ -24,7 +24,7 @@ def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     def gone() -> list[race.Entrant]:
         raise UnavailableError("ik_llama.cpp: cmake is not installed")
 
-    monkeypatch.setattr(race, "ours", lambda options: entrant(race.OURS, {"prompt_s": 1.5}, model))
+    monkeypatch.setattr(race, "ours", lambda arena_bytes, backend: entrant(race.OURS, {"prompt_s": 1.5}, model))
     monkeypatch.setattr(race, "llama", lambda: [entrant("llama.cpp", [{"avg_ns": 6e9}], model)])
     monkeypatch.setattr(race, "ik", gone)
     monkeypatch.setattr(race, "readahead_kib", lambda model: 128)
