@@ -28,12 +28,14 @@ class Finished:
     Attributes:
         output: what it wrote to standard output.
         seconds: from its start to its end.
+        processor_s: seconds that processors spent on it, all together.
         bytes_read: what storage had to bring for it.
         peak_bytes: most memory that it took at any time, page cache included; None where nobody counted.
     """
 
     output: str
     seconds: float
+    processor_s: float
     bytes_read: int
     peak_bytes: int | None = None
 
@@ -69,14 +71,11 @@ def run_bounded(command: list[str], limit: int | None = None) -> Finished:
 
 
 def _finished(command: list[str]) -> Finished:
-    read, begun = _bytes_read(), time.perf_counter()
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     seconds = time.perf_counter() - begun
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    return Finished(done.stdout, seconds, _bytes_read() - read)
-
-
-def _bytes_read() -> int:
-    """What storage brought for all commands so far."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock * BLOCK
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Finished(done.stdout, seconds, processor_s, (after.ru_inblock - before.ru_inblock) * BLOCK)

