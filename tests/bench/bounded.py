@@ -7,12 +7,16 @@ command that is to be bounded is not run, and of others the memory is not known.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path("/sys/fs/cgroup")
+BLOCK: Final = 512
+"""Bytes of what the kernel counts as a block read."""
 _V1: Final = ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
 _V2: Final = ("memory.max", "memory.peak")
 
@@ -23,11 +27,17 @@ class Finished:
 
     Attributes:
         output: what it wrote to standard output.
+        seconds: from its start to its end.
+        processor_s: seconds that processors spent on it, all together.
+        bytes_read: what storage had to bring for it.
         peak_bytes: most memory that it took at any time, page cache included; None where nobody counted.
     """
 
     output: str
-    peak_bytes: int | None
+    seconds: float
+    processor_s: float
+    bytes_read: int
+    peak_bytes: int | None = None
 
 
 def run_bounded(command: list[str], limit: int | None = None) -> Finished:
@@ -52,16 +62,20 @@ def run_bounded(command: list[str], limit: int | None = None) -> Finished:
         except OSError as error:
             if limit is not None:
                 raise SystemExit(f"no memory cgroup can be made: {error}; run this as root") from None
-            return Finished(_output(command), None)
-        output = _output(["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command])
-        return Finished(output, int(peak_file.read_text()))
+            return _finished(command)
+        finished = _finished(["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command])
+        return replace(finished, peak_bytes=int(peak_file.read_text()))
     finally:
         if group.exists():
             group.rmdir()
 
 
-def _output(command: list[str]) -> str:
+def _finished(command: list[str]) -> Finished:
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    seconds = time.perf_counter() - begun
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    return done.stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Finished(done.stdout, seconds, processor_s, (after.ru_inblock - before.ru_inblock) * BLOCK)

@@ -21,7 +21,6 @@ import mmap
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -40,6 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bounded import run_bounded
+from bench.synthetic import made
 from estream_loader import open_package
 from estream_loader.console import run_command, size
 from estream_loader.direct import DirectFile
@@ -312,17 +312,6 @@ PARTS: Final = {"time": time_figures, "paging": paging_figures, "bubbles": bubbl
 def median(runs: list[Run], figure: Callable[[Run], float]) -> float:
     """The median of a figure."""
     return statistics.median(map(figure, runs))
-
-
-def made(shape: str, dense: str | None) -> Path:
-    """A synthetic package with experts as `w4g32`, written unless it is there."""
-    path = Path("build", "bench", f"{shape}{f'-{dense}' if dense else ''}.emoe")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        command = ["from estream_packer.cli import main; main()", "synth", "--shape", shape, "-o", str(path)]
-        chosen = ["--experts", "w4g32", *(["--dense", dense] if dense else [])]
-        subprocess.run([sys.executable, "-c", *command, *chosen], check=True, stdout=sys.stderr)
-    return path
 
 
 @click.command(help=f"\b\n{__doc__.replace(chr(10) * 2, chr(10) * 2 + chr(8) + chr(10))}")

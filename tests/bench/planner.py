@@ -30,7 +30,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.pipeline import made
+from bench.synthetic import made
 from estream_loader import Package, open_package
 from estream_loader.console import size
 from estream_loader.progress import open_progress
