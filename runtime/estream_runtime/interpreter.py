@@ -33,6 +33,7 @@ from estream_spec.schedule import Instruction, Opcode, Phase, Policy, Program
 
 T = TypeVar("T")
 Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
 OnRoute = Callable[[int, npt.NDArray[np.int32], Floats], None]
 """Told of each routing decision: layer, expert ids `[T, k]` from the largest weight down, weights `[T, k]`."""
 
@@ -49,6 +50,7 @@ class _Rows:
         batch: the rows.
         cache: keys and values of the tokens before, by layer; None where none are there and none shall be kept.
         on_route: told of each routing decision.
+        asked: which rows leave the last layer; None for all.
         tables: rotary tables, by attention.
         x: f32 `[T, hidden]`, from EMBED on.
         normed: f32 `[T, hidden]`, what experts take, from ATTEND of a layer to its COMBINE.
@@ -61,6 +63,7 @@ class _Rows:
     batch: Batch
     cache: Sequence[KeyValues] | None
     on_route: OnRoute | None
+    asked: Ids | None
     tables: list[tuple[Floats, Floats]]
     x: Floats = field(init=False)
     normed: Floats = field(init=False)
@@ -125,16 +128,19 @@ class Interpreter:
         head: Callable[[Floats], T],
         cache: Sequence[KeyValues] | None = None,
         on_route: OnRoute | None = None,
+        asked: Ids | None = None,
     ) -> T:
         """Take rows through all layers.
 
         Args:
             program: what to do, proven; if it is resident, all experts are in the arena.
             batch: the rows.
-            head: what HEAD does: takes f32 `[T, hidden]`, what the final norm takes.
+            head: what HEAD does: takes f32 `[T, hidden]`, what the final norm takes of each row, or of those asked for.
             cache: keys and values of the tokens before, extended by the batch's sequence; None where there are none
                 before and none shall be kept.
             on_route: told of each routing decision.
+            asked: the rows to be given to `head`, int64; None for all. The last layer computes nothing else of the
+                others than their keys and values.
 
         Returns:
             What `head` returned.
@@ -145,7 +151,7 @@ class Interpreter:
             LinkError: the device failed.
         """
         tables = [rotary_tables(attention, batch.positions) for attention in self.model.attentions]
-        rows = _Rows(batch, cache, on_route, tables)
+        rows = _Rows(batch, cache, on_route, asked, tables)
         found: list[T] = []
         # What is not finite is found in scores and logits.
         with np.errstate(over="ignore", invalid="ignore"), self._in_banks(program):
@@ -195,7 +201,7 @@ class Interpreter:
         return logits
 
     def last_logits(self, x: Floats) -> Floats:
-        """Logits of the last row, f32 `[vocabulary]`; see `logits`."""
+        """Logits of the last row that is given, f32 `[vocabulary]`; see `logits`."""
         last: Floats = self.logits(x[-1:])[0]
         return last
 
@@ -216,6 +222,8 @@ class Interpreter:
         held = self._key_values(layer) if rows.cache is None else rows.cache[layer]
         tables = rows.tables[self.model.layers[layer].attention]
         attended = self._attention(layer, rows.x, rows.batch, tables, held)
+        if rows.asked is not None and layer == len(self.model.layers) - 1:
+            attended, rows.x = attended[rows.asked], rows.x[rows.asked]
         out = self._dense_graph("out", layer, {"attended": attended, "residual": rows.x})
         rows.x, rows.normed, rows.scores = out["x"], out["normed"], out["scores"]
 

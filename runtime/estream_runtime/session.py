@@ -32,6 +32,8 @@ from estream_spec.limits import MAX_LANES
 from estream_spec.schedule import POLICY_NAMES, Policy
 from estream_spec.trace import Trace
 
+_LAST: Final = np.array([-1])
+"""The row that the next token follows."""
 MAX_THREADS: Final = 256
 """Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
@@ -226,7 +228,7 @@ class Session:
         prompt = self._prompt(token_ids)
         meter = self._meter(prompt)
         with meter.running():
-            logits = self._run(Batch.of(prompt), self._interpreter.last_logits)
+            logits = self._run(Batch.of(prompt), self._interpreter.last_logits, asked=_LAST)
         return Prefill(logits, meter.stats())
 
     def trace(self, token_ids: TokenIds) -> Trace:
@@ -254,7 +256,7 @@ class Session:
             self._interpreter.load(load)
             laps.end("experts")
         with recorded(self._interpreter) as recording, meter.running():
-            self._run(Batch.of(prompt), self._interpreter.last_logits)
+            self._run(Batch.of(prompt), self._interpreter.last_logits, asked=_LAST)
         return trace_of(
             recording,
             self._package,
@@ -324,7 +326,7 @@ class Session:
         last = len(prompt) - 1
         rows = [np.array([last, *range(start, stop)]) for start, stop in batch.segments[1:]]
         chosen, followers = np.concatenate(rows), np.concatenate(targets)
-        found = self._run(batch, lambda x: self._followed_by(x[chosen], followers))
+        found = self._run(batch, lambda x: self._followed_by(x, followers), asked=chosen)
         ends = np.cumsum([len(target) for target in targets])[:-1]
         return [float(each.sum()) for each in np.split(found, ends)]
 
@@ -355,7 +357,7 @@ class Session:
 
     def _next_logits(self, unseen: Ids, cache: Sequence[KeyValues]) -> Floats:
         self._check_open()
-        return self._run(Batch.of(unseen, past=cache[0].length), self._interpreter.last_logits, cache)
+        return self._run(Batch.of(unseen, past=cache[0].length), self._interpreter.last_logits, cache, asked=_LAST)
 
     def _run(
         self,
@@ -363,6 +365,7 @@ class Session:
         head: Callable[[Floats], T],
         cache: Sequence[KeyValues] | None = None,
         on_route: OnRoute | None = None,
+        asked: Ids | None = None,
     ) -> T:
         """Take a batch through the layers by the program that suits it; see `Interpreter.run`."""
         program, load = self._programs.for_rows(len(batch.token_ids), self._model)
@@ -370,7 +373,7 @@ class Session:
             self._interpreter.load(load)
         self._records.postpone()  # rows of the embedding and the first experts are wanted first
         try:
-            result = self._interpreter.run(program, batch, head, cache, on_route)
+            result = self._interpreter.run(program, batch, head, cache, on_route, asked)
         except TrapError:
             self._prove_embedding()  # a value that is not finite may come from there, which says more
             raise

@@ -26,7 +26,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.pipeline import made
+from bench.synthetic import made
 from estream_loader.console import run_command
 from estream_runtime.backends import BACKENDS
 
