@@ -8,12 +8,12 @@ was bound to it under an earlier one is void. Banks of a new division begin abov
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from estream_loader.memory import page_aligned
 from estream_spec.errors import LinkError
 from estream_spec.schedule import BankState
 
@@ -100,7 +100,7 @@ class Arena:
         self.banks: tuple[Bank, ...] = ()
         self._on_stay: Callable[[Stay], None] | None = None
         try:
-            self._memory = mmap.mmap(-1, self.length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._memory = page_aligned(self.length)
         except (OSError, OverflowError, ValueError) as error:
             raise LinkError(f"cannot allocate an arena of {self.length} bytes: {error}") from None
 

@@ -7,7 +7,6 @@ of the process that read them.
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,6 +17,7 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from estream_loader.memory import page_aligned
 from estream_loader.package import Package
 from estream_loader.reading import Read, Reader, ReadState
 from estream_loader.records import DTYPES, RecordPlace
@@ -52,7 +52,7 @@ class DenseRecords:
 
     def __init__(self, package: Package, places: Sequence[RecordPlace]):
         self._places = tuple(places)
-        self._memories = [_memory(place.length) for place in self._places]
+        self._memories = [memoryview(page_aligned(place.length)) for place in self._places]
         check = None if package.integrity == "open" else package.check_record
         self._reader = Reader(package.source, LANES, check=check)
         try:
@@ -239,7 +239,7 @@ class EmbeddingRows:
     def _prove(self) -> list[int]:
         """The checksum of each piece of the record, which is proven."""
         checksum, checksums, place = 0, list[int](), self._place
-        buffer, source = _memory(min(_STRETCH, place.length)), UncachedSource(self._package.source)
+        buffer, source = memoryview(page_aligned(min(_STRETCH, place.length))), UncachedSource(self._package.source)
         try:
             for start in range(0, place.length, _STRETCH):
                 if self._closed:
@@ -273,11 +273,6 @@ class EmbeddingRows:
         elif found != self._checksums[first : first + len(found)]:
             message = "the embedding has changed since it was proven"
             raise refusal("EMOE-REC-001", message, path=self._place.path, offset=self._place.offset + first * _PIECE)
-
-
-def _memory(length: int) -> memoryview:
-    """Page-aligned memory."""
-    return memoryview(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _piece_checksums(data: bytes | memoryview) -> list[int]:

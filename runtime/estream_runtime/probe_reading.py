@@ -10,6 +10,7 @@ from itertools import count, cycle, islice
 from statistics import median
 from typing import Final
 
+from estream_loader.memory import page_aligned
 from estream_loader.package import Package
 from estream_loader.progress import Progress
 from estream_loader.reading import Read, Reader
@@ -129,7 +130,7 @@ def _experts(package: Package) -> tuple[int, int]:
 
 def _memory(length: int) -> memoryview:
     """Page-aligned memory whose pages are there before anything is timed."""
-    whole = memoryview(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    whole = memoryview(page_aligned(length))
     for at in range(0, length, mmap.PAGESIZE):
         whole[at] = 0
     return whole

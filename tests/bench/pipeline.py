@@ -17,7 +17,6 @@ two cores. Exits 1 if a target is missed.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import resource
 import statistics
@@ -43,6 +42,7 @@ from bench.synthetic import made
 from estream_loader import open_package
 from estream_loader.console import run_command, size
 from estream_loader.direct import DirectFile
+from estream_loader.memory import page_aligned
 from estream_loader.pager import Pager
 from estream_loader.source import FileSource
 from estream_packer.recipe import DenseEncoding
@@ -180,7 +180,7 @@ def plain_rate(package: Path, lanes: int) -> float:
     file = source.open_direct()
 
     def read(offsets: range) -> None:
-        buffer = memoryview(mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        buffer = memoryview(page_aligned(PIECE))
         for offset in offsets:
             if file.read_into(buffer, offset) != PIECE:
                 raise click.ClickException(f"{package} is shorter than it was")
