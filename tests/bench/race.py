@@ -42,6 +42,8 @@ from bench.synthetic import made
 SHAPE: Final = "olmoe-1b-7b"
 THREADS: Final = len(os.sched_getaffinity(0))
 OURS: Final = "estream"
+GROUP: Final = 8
+"""Experts that ours reads together: few enough for any arena, enough for few calls."""
 DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -94,13 +96,13 @@ class Run:
 def ours(arena_bytes: int, backend: str) -> Entrant:
     """This project's runtime, in an arena of so many bytes."""
     package, child = made(SHAPE, "w4g32"), str(Path(__file__).with_name("race_ours.py"))
-    options = json.dumps({"arena_bytes": arena_bytes, "backend": backend})
+    options = json.dumps({"arena_bytes": arena_bytes, "group_size": GROUP, "backend": backend})
 
     def command(tokens: int) -> list[str]:
         return [sys.executable, child, str(package), str(tokens), options]
 
-    release, how = f"estream-pack {estream_spec.__version__}", f"{backend} backend, arena of {arena_bytes // MIB} MiB"
-    return Entrant(OURS, release, how, package, command)
+    how = f"{backend} backend, arena of {arena_bytes // MIB} MiB in groups of {GROUP} experts"
+    return Entrant(OURS, f"estream-pack {estream_spec.__version__}", how, package, command)
 
 
 def llama() -> list[Entrant]:
@@ -221,7 +223,7 @@ def median(runs: list[Run], name: str, tokens: int) -> float:
 @click.option("--tokens", "lengths", type=click.IntRange(1), multiple=True, default=(512,), show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=1024, show_default=True, help="MiB of the cgroup.")
-@click.option("--arena", type=click.IntRange(1), default=256, show_default=True, help="MiB of our arena.")
+@click.option("--arena", type=click.IntRange(1), default=128, show_default=True, help="MiB of our arena.")
 @click.option("--backend", default="native", show_default=True, help="Of ours.")
 @click.option("--json", "json_file", type=click.File("w", lazy=False), help="Write all runs there.")
 @click.option("--picture", type=click.File("w", lazy=False), help="Write a chart there, as SVG.")

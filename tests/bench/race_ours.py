@@ -7,8 +7,11 @@ and nothing else, numpy's random numbers neither.
 """
 
 import json
+import os
 import random
 import sys
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `estream-run` does
 
 from estream_loader import open_package
 from estream_runtime import Session
