@@ -55,6 +55,8 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/readers.py
 	$(BIN)/python tests/bench/pipeline.py
 	$(BIN)/python tests/bench/planner.py
+	$(BIN)/python tests/bench/kernel.py
+	$(BIN)/python tests/bench/kernel.py --threads 1 --tokens 1
 	$(BIN)/python tests/bench/startup.py
 
 bench-large: $(INSTALLED)
@@ -62,6 +64,7 @@ bench-large: $(INSTALLED)
 		--part time
 
 bench-peers: $(INSTALLED)
+	@mkdir -p build/bench
 	$(BIN)/python tests/bench/race.py --tokens 128 --tokens 512 --tokens 2048 --json build/bench/race.json \
 		--picture build/bench/race.svg
 

@@ -1,6 +1,6 @@
 """Dense weights: whole records into memory of their own, embedding rows one by one from the file.
 
-Both is done in the background, so that computing with the first layer begins while later ones are being read. What is
+Both happen in the background, so that computing with the first layer begins while later ones are being read. What is
 read whole is read past the page cache, as experts are: it is needed once, and the system counts cached pages as memory
 of the process that read them.
 """
@@ -23,7 +23,7 @@ from estream_loader.reading import Read, Reader, ReadState
 from estream_loader.records import DTYPES, RecordPlace
 from estream_loader.source import FileSource, read, read_exactly
 from estream_loader.uncached import UncachedSource
-from estream_spec.errors import LinkError
+from estream_spec.errors import IntegrityError, LinkError
 from estream_spec.layout import round_up
 from estream_spec.manifest import LANES
 from estream_spec.rulebook import refusal
@@ -52,7 +52,7 @@ class DenseRecords:
 
     def __init__(self, package: Package, places: Sequence[RecordPlace]):
         self._places = tuple(places)
-        self._memories = [memoryview(page_aligned(place.length)) for place in self._places]
+        self._memories = [_memory(place.length) for place in self._places]
         check = None if package.integrity == "open" else package.check_record
         self._reader = Reader(package.source, LANES, check=check)
         try:
@@ -98,7 +98,7 @@ class DenseRecords:
         return self._memories[number]
 
     def postpone(self) -> None:
-        """Leave what has not begun for later, when one that comes shortly before it is taken; the first stays."""
+        """Withdraw reads that have not begun, but for the first missing one; `take` asks again two records ahead."""
         missing = [number for number in range(len(self._reads)) if not self.is_there(number)]
         for number in reversed(missing[1:]):
             each = self._reads[number]
@@ -213,9 +213,14 @@ class EmbeddingRows:
                 raise self._fault
         if self._checksums is None:
             self._checksums = self._prove()
-        unproven, self._unproven = self._unproven, []
-        for first, found in unproven:
-            self._check_pieces(first, found)
+        try:
+            for first, found in self._unproven:
+                self._check_pieces(first, found)
+        except IntegrityError:
+            self.__dict__.pop("_scale", None)  # it may be what is wrong: the next call reads it again
+            raise
+        finally:
+            self._unproven = []
 
     def close(self) -> None:
         """End the proof, wherever it is. Closing twice is harmless."""
@@ -239,7 +244,7 @@ class EmbeddingRows:
     def _prove(self) -> list[int]:
         """The checksum of each piece of the record, which is proven."""
         checksum, checksums, place = 0, list[int](), self._place
-        buffer, source = memoryview(page_aligned(min(_STRETCH, place.length))), UncachedSource(self._package.source)
+        buffer, source = _memory(min(_STRETCH, place.length)), UncachedSource(self._package.source)
         try:
             for start in range(0, place.length, _STRETCH):
                 if self._closed:
@@ -278,3 +283,15 @@ class EmbeddingRows:
 def _piece_checksums(data: bytes | memoryview) -> list[int]:
     view = memoryview(data)
     return [crc32c.crc32c(view[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
+
+
+def _memory(length: int) -> memoryview:
+    """Memory for a record or a part of one.
+
+    Raises:
+        LinkError: it cannot be had.
+    """
+    try:
+        return memoryview(page_aligned(length))
+    except (OSError, OverflowError, ValueError) as error:
+        raise LinkError(f"cannot allocate {length} bytes for weights: {error}") from None

@@ -22,7 +22,7 @@ def group() -> None:
 
 def main() -> None:
     """Entry point of the program."""
-    # Starting threads of OpenBLAS would take a third of the time in which modules are imported, and nothing that runs
-    # here multiplies with it.
+    # Starting threads of OpenBLAS would take a third of the time in which modules are imported, and nothing multiplies
+    # with it but the reference backend, which need not be fast.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(run_command(group, PROGRAM))

@@ -100,9 +100,10 @@ def _computing(session: Session) -> str:
     [activations] = {
         graph.activations for graph in manifest.graphs if (graph.role, graph.shape_class) == ("expert", shape_class)
     }
-    weights = backend.weights_of("expert", shape_class)
+    layout = session.package.experts.place(0).layout
+    encodings = ", ".join(sorted({each.encoding for each in layout.matrices})) or "f32"
     name = f"{backend.name} ({backend.detail})" if backend.detail else backend.name
-    return f"backend {name}, {session.threads} threads, experts of {weights} weights, {activations} activations"
+    return f"backend {name}, {session.threads} threads, experts stored as {encodings}, {activations} activations"
 
 
 def _read_rates(rates: Mapping[int, Mapping[int, float]]) -> tuple[ReadRate, ...]:

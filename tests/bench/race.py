@@ -3,11 +3,11 @@
     python tests/bench/race.py
     python tests/bench/race.py --tokens 128 --tokens 512 --tokens 2048 --json race.json --picture race.svg
 
-What is timed is a whole process from its start to its end: it opens the model, takes in one random prompt and makes one
-token. Before each, the page cache is emptied (as far as this process has the right to: at least of the model); each
-runs in a memory cgroup that counts page cache too, computes with all processors, and takes the prompt in at one go. The
-programs take turns, and medians count. Beside them stands ik_llama.cpp with the model in memory and everything warmed
-up, where the prompt alone is timed.
+What is timed is a whole process from its start to its end: it opens the model and computes the logits that follow one
+random prompt. Before each, the page cache is emptied (as far as this process has the right to: at least of the model);
+each runs in a memory cgroup that counts page cache too, computes with all processors, and takes the prompt in at one
+go. The programs take turns, and medians count. Beside them stands ik_llama.cpp with the model in memory and everything
+warmed up, where the prompt alone is timed.
 
 Programs (see `peer_programs.py`), models of 3.9 GB each (see `gguf_model.py`) and the package are made on the first
 run, which takes half an hour and 12 GB; a program that cannot be had is left out. Needs root for the cgroup, and quiet.
@@ -164,12 +164,13 @@ def empty_page_cache(model: Path) -> None:
         DROP_CACHES.write_text("3")
 
 
-def readahead_kib(model: Path) -> int:
+def readahead(model: Path) -> str:
     """What the kernel reads ahead of mapped pages of a file, by the setting of its device."""
     device = model.stat().st_dev
     folder = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     whole = folder if (folder / "queue").is_dir() else folder.parent  # partitions have no queue of their own
-    return int((whole / "queue" / "read_ahead_kb").read_text())
+    setting = whole / "queue" / "read_ahead_kb"
+    return f"{setting.read_text().strip()} KiB" if setting.exists() else "not known"
 
 
 def conditions(entrants: list[Entrant], limit: int) -> dict[str, str]:
@@ -182,7 +183,7 @@ def conditions(entrants: list[Entrant], limit: int) -> dict[str, str]:
         "kernel": platform.release(),
         "memory": f"cgroup of {limit // MIB} MiB, page cache counted",
         "page cache": f"{emptied} before each run",
-        "readahead": f"{readahead_kib(entrants[0].model)} KiB",
+        "readahead": readahead(entrants[0].model),
         **{each.name: f"{each.release}; {each.how}" for each in entrants},
     }
 
@@ -244,7 +245,8 @@ def main(
             entrants += peer()
         except UnavailableError as error:
             console.print(f"left out: {error}")
-    runs = []
+    around = conditions(entrants, limit * MIB)
+    runs: list[Run] = []
     for tokens in lengths:
         for number in range(rounds):
             for each in entrants:
@@ -252,12 +254,13 @@ def main(
                 console.print(
                     f"{tokens} tokens, round {number + 1}, {each.name}: {runs[-1].seconds:.2f} s", highlight=False
                 )
-    around = conditions(entrants, limit * MIB)
+        if json_file is not None:  # after each length: the next one may not end well
+            json_file.seek(0)
+            json.dump({"conditions": around, "runs": [asdict(each) for each in runs]}, json_file, indent=1)
+            json_file.flush()
     console.print(report(runs, entrants))
     for what, text in around.items():
         console.print(f"{what}: {text}", highlight=False)
-    if json_file is not None:
-        json.dump({"conditions": around, "runs": [asdict(each) for each in runs]}, json_file, indent=1)
     if picture is not None:
         bars = {
             f"{tokens} tokens": [

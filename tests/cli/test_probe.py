@@ -33,7 +33,7 @@ def test_profile_is_written_and_planned_with(packed: PackageFactory, tmp_path: P
     path = tmp_path / "here.json"
     status, out, err = run("probe", packed(), "-o", path, "--name", "my-board", "--threads", "1")
     assert (status, err) == (0, "")
-    assert out.startswith(f"backend native ({paths_here()[0].name}), 1 threads, experts of stored weights, ")
+    assert out.startswith(f"backend native ({paths_here()[0].name}), 1 threads, experts stored as w4g32, ")
     assert "GB/s by request" in out
     assert out.splitlines()[-1] == f"wrote {path}"
     assert decode_profile(path.read_bytes(), "here").name == "my-board"

@@ -69,11 +69,12 @@ def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Run, pac
 
 
 def test_without_a_compiled_kernel_other_means_compute_and_that_is_told(
-    run: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch
+    run: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     options = ["--prompt", PROMPT, "--max-new-tokens", "6"]
     expected = run("generate", packed(), *options, "--backend", "portable")
     assert "notice" not in expected.err
+    monkeypatch.setattr(library, "HERE", tmp_path)
     for module in (library, backends):
         monkeypatch.setattr(module, "paths_here", tuple)
     found = run("generate", packed(), *options)

@@ -48,7 +48,7 @@ class NativeBackend:
         threads: threads that compute.
 
     Raises:
-        LinkError: the kernel was not compiled.
+        LinkError: the kernel was not compiled or does not load, or memory is wanting.
     """
 
     name: ClassVar[str] = "native"
@@ -127,7 +127,8 @@ class NativeBackend:
         total: Floats,
     ) -> None:
         gate, up, down = matrices
-        self._kernel.add_expert(rows.quantised(bool(gate.group)), chosen, shares, (gate, up, down), total)
+        for_gate, for_up = (rows.quantised(bool(each.group)) for each in (gate, up))
+        self._kernel.add_expert(for_gate, for_up, chosen, shares, (gate, up, down), total)
 
     def _qkv(self, shape_class: int, feeds: Mapping[str, Array], matrices: list[StoredMatrix]) -> dict[str, Array]:
         attention, kernel, epsilon = self._model.attentions[shape_class], self._kernel, self._model.norm_epsilon

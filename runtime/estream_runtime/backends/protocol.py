@@ -71,7 +71,8 @@ class Backend(Protocol):
             role: what the graph is for.
             shape_class: which of the role's shape classes.
             feeds: every input by name, as `estream_spec.graph_interface.interface` describes it for `weights_of`. Of
-                matrices as they are stored, the parts. C-contiguous arrays are read where they are.
+                matrices as they are stored, the parts. All are C-contiguous, but for keys and values, whose heads may
+                lie apart; contiguous arrays are read where they are.
 
         Returns:
             Every output by name, C-contiguous, sharing no memory with the feeds.

@@ -15,7 +15,7 @@ from estream_loader.console import FILE, SIZE_HELP, size
 from estream_loader.keys import read_signature
 from estream_loader.policy_options import policy_of, policy_options
 from estream_runtime.backends import BACKENDS, default_backend
-from estream_runtime.native.library import NOT_COMPILED
+from estream_runtime.native.library import why_none
 from estream_runtime.programs import POLICIES
 from estream_runtime.session import MAX_THREADS, Session
 from estream_runtime.stats import Laps, process_age_s
@@ -31,6 +31,12 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
+
+
+def tell_of_fallback() -> None:
+    """Say so where the backend that is taken by default is not the fast one."""
+    if default_backend() == "portable":
+        click.echo(f"notice: {why_none()}, so ONNX Runtime computes, which is slower", err=True)
 
 
 def session_options(verb: Callable[..., None]) -> Callable[..., None]:
@@ -94,8 +100,8 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         if signatures and not keys:
             raise click.UsageError("--signature needs --key", click.get_current_context())
         trusted = policy_of(keys, minimum_counter, tuple(read_signature(path) for path in signatures))
-        if backend is None and default_backend() != BACKENDS[0]:
-            click.echo(f"notice: {NOT_COMPILED}, so ONNX Runtime computes, which is slower", err=True)
+        if backend is None:
+            tell_of_fallback()
         laps, age_s = Laps(), process_age_s()
         with open_package(package, integrity=integrity, policy=trusted) as opened:
             laps.end("package")

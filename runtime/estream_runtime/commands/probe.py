@@ -13,6 +13,7 @@ from estream_loader import open_package
 from estream_loader.console import FILE, print_json
 from estream_loader.progress import open_progress
 from estream_loader.small_files import require_writable, write_over
+from estream_runtime.commands.options import tell_of_fallback
 from estream_runtime.probe import Probe, probe
 from estream_runtime.session import MAX_THREADS
 from estream_spec.limits import MAX_NAME
@@ -49,6 +50,7 @@ def command(package: Path, output: Path | None, name: str, threads: int | None, 
     """
     if output is not None:
         require_writable(output)  # before a minute is spent
+    tell_of_fallback()
     with open_package(package) as opened, open_progress("measurements") as progress:
         found = probe(opened, name, threads, progress)
     if output is not None:

@@ -48,7 +48,8 @@ INLINE float largest_of(const float *x, int64_t count) {
     return largest + odd[0]; // x - x is 0 or not a number
 }
 
-// e^x to within 2 units in the last place; tends to 0 and to infinity where f32 ends. Cody and Waite's reduction.
+// e^x to within 2 units in the last place; arguments are limited to [-87, 88], where f32 ends. Cody and Waite's
+// reduction.
 INLINE float exponential(float x) {
     const float magic = 12582912.0f;
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;

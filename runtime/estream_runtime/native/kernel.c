@@ -126,8 +126,9 @@ typedef struct {
     const quantised *x;
     const int64_t *chosen; // rows of x, or NULL for all in order
     int64_t tokens;
-    const matrix *m, *up; // y = x @ m, or silu(x @ m) * (x @ up)
-    float *y;             // by token, unless `targets` says to which rows shares of the products are added
+    const matrix *m, *up;  // y = x @ m, or silu(x @ m) * (x @ up)
+    const quantised *up_x; // x as `up` takes it
+    float *y;              // by token, unless `targets` says to which rows shares of the products are added
     const int64_t *targets;
     const float *shares;
 } products;
@@ -157,11 +158,12 @@ static void multiply_strip(const void *call, int64_t number, int thread) {
         }
     }
     if (!c->up) return;
+    point_to_rows(s, c->up_x, c->chosen, from, tokens);
     sum_products(s, c->up, tokens, n, columns, pitch);
     for (int64_t i = 0; i < tokens; i++) {
         const int32_t *sums = s->sums + i * pitch;
         const float *scale = c->up->scale + n;
-        float *y = c->y + (from + i) * m->columns + n, row_scale = c->x->scale[row_of(c->chosen, from + i)];
+        float *y = c->y + (from + i) * m->columns + n, row_scale = c->up_x->scale[row_of(c->chosen, from + i)];
         for (int64_t each = 0; each < columns; each++)
             y[each] = silu(y[each]) * (((float)sums[each] * row_scale) * scale[each]);
     }
@@ -223,24 +225,30 @@ EXPORT void kernel_quantise(pool *p, const float *x, int64_t tokens, int64_t col
 
 // y [tokens, N] = x @ m.
 EXPORT void kernel_product(pool *p, const char *data, const float *scale, int64_t tokens, const matrix *m, float *y) {
-    quantised x = {data, scale, row_bytes(m->group, m->rows), m->rows};
+    quantised x = {data, scale, row_bytes(m->group, m->rows)};
     run_products(p, &(products){.pool = p, .x = &x, .tokens = tokens, .m = m, .y = y});
 }
 
-// total[chosen] += shares * expert(x[chosen]); no row is chosen twice. Returns 0, or 1 where memory is wanting.
-EXPORT int32_t kernel_expert(pool *p, const char *data, const float *scale, const int64_t *chosen, const float *shares,
-                             int64_t tokens, const matrix *gate, const matrix *up, const matrix *down, float *total) {
+// total[chosen] += shares * expert(x[chosen]); no row is chosen twice. `up_data` is the same rows as `data`, in the
+// form that `up` meets. Returns 0, or 1 where memory is wanting.
+EXPORT int32_t kernel_expert(pool *p, const char *data, const float *scale, const char *up_data, const int64_t *chosen,
+                             const float *shares, int64_t tokens, const matrix *gate, const matrix *up,
+                             const matrix *down, float *total) {
+    if (!tokens) return 0;
     int64_t inner = gate->columns, stride = row_bytes(down->group, inner);
     size_t hidden_bytes = (size_t)round_up(tokens * inner * 4, 64), row_scale_bytes = (size_t)round_up(tokens * 4, 64);
     char *room = workspace(p, hidden_bytes + row_scale_bytes + (size_t)(tokens * stride));
     if (!room) return 1;
     float *hidden = (float *)room, *hidden_scale = (float *)(room + hidden_bytes);
     char *hidden_rows = room + hidden_bytes + row_scale_bytes;
-    quantised x = {data, scale, row_bytes(gate->group, gate->rows), gate->rows};
-    run_products(p,
-                 &(products){.pool = p, .x = &x, .chosen = chosen, .tokens = tokens, .m = gate, .up = up, .y = hidden});
+    quantised x = {data, scale, row_bytes(gate->group, gate->rows)};
+    quantised up_x = {up_data, scale, row_bytes(up->group, up->rows)};
+    run_products(
+        p,
+        &(products){
+            .pool = p, .x = &x, .chosen = chosen, .tokens = tokens, .m = gate, .up = up, .up_x = &up_x, .y = hidden});
     kernel_quantise(p, hidden, tokens, inner, down->group, hidden_rows, hidden_scale);
-    quantised h = {hidden_rows, hidden_scale, stride, inner};
+    quantised h = {hidden_rows, hidden_scale, stride};
     run_products(
         p,
         &(products){.pool = p, .x = &h, .targets = chosen, .tokens = tokens, .m = down, .shares = shares, .y = total});
@@ -294,6 +302,7 @@ EXPORT void kernel_rotate(pool *p, const float *x, const float *cosine, const fl
     run_tasks(p, rotate_task, &c, tokens);
 }
 
+// `shared` heads of keys and values [length, width], `stride` floats apart.
 // y [tokens, heads * width]: softmax(queries @ keys' / sqrt(width) + mask) @ values. Returns 0, or 1 where memory is
 // wanting.
 EXPORT int32_t kernel_attend(pool *p, const float *queries, const float *keys, const float *values, const float *mask,
@@ -325,7 +334,7 @@ typedef struct {
     float *y;
 } mixing;
 
-enum { MIXED = 24 }; // token rows of a task
+enum { MIXED = 24 }; // token rows of a task: whole sixes, see `mix`
 
 static void mix_task(const void *call, int64_t number, int thread) {
     (void)thread;

@@ -1,6 +1,7 @@
 """The compiled kernel, called through ctypes. What it computes is written in FORMAT.md, sections 7 and 10 and annex A.
 
-Calls release Python's lock. Everything that a call is given is checked here, since C takes it as it comes.
+Calls release Python's lock. What a call is given is asserted here, since C takes it as it comes; that shapes fit each
+other is proven when a package is opened, by the rules of FORMAT.md section 7.3.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_runtime.native.paths import PATHS, PLAIN, KernelPath
-from estream_spec.errors import LinkError
+from estream_spec.errors import LinkError, printable
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
-NOT_COMPILED: Final = "the native kernel was not compiled when estream-pack was installed"
 HERE: Final = Path(__file__).parent
 
 
@@ -49,7 +49,7 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, ...]]] = {
     "kernel_product": (None, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, c_void_p),
     "kernel_expert": (
         c_int32,
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, _MATRIX, _MATRIX, c_void_p),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, _MATRIX, _MATRIX, c_void_p),
     ),
     "kernel_norm": (None, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
     "kernel_rotate": (None, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p),
@@ -67,12 +67,27 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, ...]]] = {
 def library(path: KernelPath) -> ctypes.CDLL | None:
     """The compiled library of a path; None where it was not compiled or does not load."""
     try:
-        loaded = ctypes.CDLL(str(HERE / path.library))
-        for name, (result, *arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
+        return _load(path)
     except (OSError, AttributeError):
         return None
+
+
+def why_none() -> str:
+    """Why no path is at hand, in words."""
+    if not (HERE / PLAIN.library).exists():
+        return "the native kernel was not compiled when estream-pack was installed"
+    try:
+        _load(PLAIN)
+    except (OSError, AttributeError) as error:
+        return f"the native kernel does not load: {printable(str(error))}"
+    return "the native kernel does not run here"
+
+
+def _load(path: KernelPath) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(HERE / path.library))
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
     return loaded
 
 
@@ -154,22 +169,31 @@ class Kernel:
         path: the name of the path.
 
     Raises:
-        LinkError: the kernel was not compiled, the path does not run here, or memory is wanting.
+        LinkError: the kernel was not compiled or does not load, the path does not run here, or memory is wanting.
+            Every call raises it once the kernel is closed.
     """
 
     def __init__(self, threads: int, path: KernelPath | None = None):
         here = paths_here()
         if not here:
             hint = "install a C compiler and then estream-pack anew, or use the portable backend"
-            raise LinkError(NOT_COMPILED, hint=hint)
+            raise LinkError(why_none(), hint=hint)
         chosen = path or here[0]
         loaded = library(chosen)
         if chosen not in here or loaded is None:
-            raise LinkError(f"the native kernel's path {chosen.name!r} does not run here")
+            names = ", ".join(each.name for each in here)
+            raise LinkError(f"the native kernel's path {chosen.name!r} does not run here, expected one of: {names}")
         self.path, self._library = chosen.name, loaded
         self._pool = loaded.kernel_open(threads)
         if not self._pool:
             raise LinkError(f"no memory for {threads} threads of the native kernel")
+
+    @property
+    def _open_pool(self) -> int:
+        """The threads, for C, which would not ask whether there are any."""
+        if not self._pool:
+            raise LinkError("the native kernel was closed")
+        return int(self._pool)
 
     def close(self) -> None:
         """End the threads and give memory back; closing twice is harmless."""
@@ -189,7 +213,7 @@ class Kernel:
         data = np.empty((tokens, self._library.kernel_row_bytes(group, columns)), np.uint8)
         scale = np.empty(tokens, np.float32)
         self._library.kernel_quantise(
-            self._pool, _address(x), tokens, columns, group, _address(data, np.uint8), _address(scale)
+            self._open_pool, _address(x), tokens, columns, group, _address(data, np.uint8), _address(scale)
         )
         return QuantisedRows(data, scale, columns, packed)
 
@@ -198,7 +222,7 @@ class Kernel:
         assert rows.packed == bool(matrix.group)
         y = np.empty((len(rows.scale), matrix.columns), np.float32)
         self._library.kernel_product(
-            self._pool,
+            self._open_pool,
             _address(rows.data, np.uint8),
             _address(rows.scale),
             len(rows.scale),
@@ -210,6 +234,7 @@ class Kernel:
     def add_expert(
         self,
         rows: QuantisedRows,
+        up_rows: QuantisedRows,
         chosen: npt.NDArray[np.int64],
         shares: Floats,
         matrices: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
@@ -218,31 +243,34 @@ class Kernel:
         """Add what an expert makes of some rows, times their shares, to those rows of a total.
 
         Args:
-            rows: all token rows, for gate and up.
+            rows: all token rows, as gate meets them.
+            up_rows: the same rows as up meets them.
             chosen: which of them, `[t]`, none twice.
             shares: what each counts, `[t]`.
-            matrices: gate and up, of one kind, and down.
+            matrices: gate, up and down.
             total: f32 `[T, hidden]`, added to.
 
         Raises:
             LinkError: memory is wanting.
         """
         gate, up, down = matrices
-        assert rows.packed == bool(gate.group) == bool(up.group)
+        assert (rows.packed, up_rows.packed) == (bool(gate.group), bool(up.group))
+        assert len(up_rows.scale) == len(rows.scale)
         assert gate.columns == up.columns
         assert down.columns == total.shape[1]
         assert len(rows.scale) == len(total)
         assert len(chosen) == len(shares)
         assert len(chosen) == 0 or 0 <= chosen.min() <= chosen.max() < len(total)
         failed = self._library.kernel_expert(
-            self._pool,
+            self._open_pool,
             _address(rows.data, np.uint8),
             _address(rows.scale),
+            _address(up_rows.data, np.uint8),
             _address(chosen, np.int64),
             _address(shares),
             len(chosen),
             gate._pointer(rows.columns),
-            up._pointer(rows.columns),
+            up._pointer(up_rows.columns),
             down._pointer(gate.columns),
             _address(total),
         )
@@ -252,7 +280,7 @@ class Kernel:
         """RMS norm of each row `[T, N]`, times weight `[N]`."""
         assert weight.shape == x.shape[1:]
         y = np.empty_like(x)
-        self._library.kernel_norm(self._pool, _address(x), _address(weight), epsilon, *x.shape, _address(y))
+        self._library.kernel_norm(self._open_pool, _address(x), _address(weight), epsilon, *x.shape, _address(y))
         return y
 
     def heads_first(self, x: Floats, heads: int, tables: tuple[Floats, Floats] | None = None) -> Floats:
@@ -261,7 +289,7 @@ class Kernel:
         y = np.empty((heads, tokens, width), np.float32)
         assert tables is None or all(each.shape == (tokens, width) for each in tables)
         cosine, sine = (None, None) if tables is None else map(_address, tables)
-        self._library.kernel_rotate(self._pool, _address(x), cosine, sine, tokens, heads, width, _address(y))
+        self._library.kernel_rotate(self._open_pool, _address(x), cosine, sine, tokens, heads, width, _address(y))
         return y
 
     def attend(self, queries: Floats, keys: Floats, values: Floats, mask: Floats) -> Floats:
@@ -284,11 +312,12 @@ class Kernel:
         assert keys.shape == values.shape
         assert keys.strides == values.strides
         assert mask.shape == (tokens, length)
+        assert keys.dtype == values.dtype == np.float32
         assert keys.strides[1:] == (4 * width, 4)
         assert heads % shared == 0
         y = np.empty((tokens, heads * width), np.float32)
         failed = self._library.kernel_attend(
-            self._pool,
+            self._open_pool,
             _address(queries),
             keys.ctypes.data,
             values.ctypes.data,
@@ -303,7 +332,7 @@ class Kernel:
         """`x @ matrix` in f32: `[T, K]` by `[K, N]`."""
         assert x.shape[1] == matrix.shape[0]
         y = np.empty((len(x), matrix.shape[1]), np.float32)
-        self._library.kernel_mix(self._pool, _address(x), _address(matrix), len(x), *matrix.shape, _address(y))
+        self._library.kernel_mix(self._open_pool, _address(x), _address(matrix), len(x), *matrix.shape, _address(y))
         return y
 
 

@@ -1,7 +1,7 @@
 // Threads that carry out the numbered tasks of one call together with the caller.
 //
-// A pool serves one caller at a time. Between calls its threads wait: awake for some microseconds, since the next call
-// often follows at once, then asleep. A process that was forked off has none of them and goes without.
+// A pool serves one caller at a time. Between calls its threads wait: awake for up to half a millisecond, since the
+// next call often follows at once, then asleep. A process that was forked off has none of them and goes without.
 #pragma once
 
 #include <pthread.h>

@@ -25,12 +25,11 @@ typedef struct {
     int32_t group;
 } matrix;
 
-// Token rows [T, K] as integers: each row holds what `ROW_BYTES` says for the path.
+// Token rows [T, K] as integers: each row holds what row_bytes says for the path.
 typedef struct {
     const char *data;
     const float *scale; // [T]
     int64_t stride;     // bytes from row to row
-    int64_t columns;    // K
 } quantised;
 
 INLINE int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }

@@ -27,7 +27,7 @@ def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     monkeypatch.setattr(race, "ours", lambda arena_bytes, backend: entrant(race.OURS, {"prompt_s": 1.5}, model))
     monkeypatch.setattr(race, "llama", lambda: [entrant("llama.cpp", [{"avg_ns": 6e9}], model)])
     monkeypatch.setattr(race, "ik", gone)
-    monkeypatch.setattr(race, "readahead_kib", lambda model: 128)
+    monkeypatch.setattr(race, "readahead", lambda model: "128 KiB")
     monkeypatch.chdir(tmp_path)
     options = ["--tokens", "8", "--tokens", "4", "--rounds", "2", "--json", "found.json", "--picture", "found.svg"]
     return CliRunner().invoke(race.main, options, catch_exceptions=False)

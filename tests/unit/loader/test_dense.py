@@ -231,3 +231,22 @@ def test_embedding_rows_that_were_others_before_the_proof() -> None:
         source.let_all()
         with pytest.raises(IntegrityError, match=r"has changed since it was proven.*\[EMOE-REC-001\]"):
             rows.prove()
+
+
+def test_scales_that_were_others_before_the_proof_are_read_again() -> None:
+    """Scales of the embedding's rows, read before the proof with other bytes · refused once, and then not used."""
+    [scale] = [each for each in EMBEDDING.layout.tensors if each.name == "embedding.scale"]
+    with open_package(DATA) as package:
+        whole = whole_embedding(package)
+    with gated() as (package, source), EmbeddingRows(package) as rows:
+        assert source.arrived(1) == {EMBEDDING.offset}
+        other = bytearray(DATA)
+        other[EMBEDDING.offset + scale.offset + 3 * 4] ^= 1
+        package.source = CountingSource(bytes(other))
+        rows.gather(np.array([3]))
+        package.source = source
+        source.let_all()
+        with pytest.raises(IntegrityError, match=r"has changed since it was proven.*\[EMOE-REC-001\]"):
+            rows.prove()
+        assert np.array_equal(rows.gather(np.array([3])), whole[[3]])
+        rows.prove()

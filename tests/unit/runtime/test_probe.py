@@ -130,7 +130,7 @@ class TestProfile:
 
     def test_unquantised_experts_are_measured_too(self, packed: PackageFactory) -> None:
         with open_package(packed("base", UNQUANTISED)) as package:
-            assert "experts of f32 weights, f32 activations" in probe(package, "here", 1, Quiet()).computing
+            assert "experts stored as f32, f32 activations" in probe(package, "here", 1, Quiet()).computing
 
 
 def test_only_some_experts_are_held_where_there_is_little_memory(

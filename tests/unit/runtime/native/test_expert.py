@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estream_spec.weights import integer_product, quantise_activations
-from fixtures.kernel_driver import Driver, Floats, Matrix
+from fixtures.kernel_driver import Build, Driver, DriverFactory, Floats, Matrix
 from fixtures.stored import GROUPS, WeightKind, seeds, stored_matrix, token_rows
 
 Expert = tuple[Matrix, Matrix, Matrix]
@@ -139,9 +139,20 @@ def test_a_row_that_is_not_finite_spoils_no_other(driver: Driver) -> None:
     np.testing.assert_array_equal(np.delete(y, 3, 0), np.delete(expected, 3, 0))
 
 
-def test_an_expert_without_tokens_adds_nothing(driver: Driver) -> None:
+def test_gate_and_up_may_be_stored_differently(driver: Driver) -> None:
+    random = np.random.default_rng(3)
+    for gate_group, up_group in ((0, 32), (32, 0), (64, 32)):
+        gate, _, down = make_expert(70, 50, gate_group, 32, random)
+        expert, x = (gate, stored_matrix("any", 70, 50, up_group, random), down), token_rows(["normal"], 9, 70, random)
+        y = driver.expert(x, range(9), np.ones(9, np.float32), expert, np.zeros_like(x), 2)
+        assert np.linalg.norm(y - output(x, expert)) <= 5e-3 * np.linalg.norm(output(x, expert))
+
+
+def test_an_expert_without_tokens_adds_nothing(drivers: DriverFactory) -> None:
+    """On threads that have not computed anything yet."""
     random = np.random.default_rng(0)
     total = token_rows(["normal"], 4, 70, random)
     no_shares = np.empty(0, np.float32)
-    y = driver.expert(total, [], no_shares, make_expert(70, 50, 32, 32, random), total, 2)
+    with drivers(Build("plain")) as driver:
+        y = driver.expert(total, [], no_shares, make_expert(70, 50, 32, 32, random), total, 2)
     np.testing.assert_array_equal(y, total)
