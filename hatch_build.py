@@ -33,11 +33,7 @@ class KernelHook(BuildHookInterface[Any]):
             build_data: what the builder goes by; gets the libraries and the tag of the wheel.
         """
         if version == "editable":
-            native = Path(self.root, _NATIVE)
-            # An older kernel must not stay where none can be compiled now.
-            for library in native.glob("kernel-*.so"):
-                library.unlink()
-            self._compile(native)
+            self._compile(Path(self.root, _NATIVE))
             return
         # Not beside the source, where an editable installation may have left others.
         self._folder = tempfile.TemporaryDirectory()
@@ -57,6 +53,9 @@ class KernelHook(BuildHookInterface[Any]):
         """Compile every path of this machine into a folder; nothing is there afterwards if that fails."""
         paths, compiling = self._load("paths"), self._load("compiling")
         try:
+            # An older kernel must not stay where none can be compiled now.
+            for library in folder.glob("kernel-*.so"):
+                library.unlink()
             compiler = compiling.find_compiler()
             refused = compiling.compile_paths(paths.paths_of(platform.machine()), folder, compiler)
         except OSError as error:

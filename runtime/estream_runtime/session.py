@@ -193,7 +193,7 @@ class Session:
 
     @property
     def interpreter(self) -> Interpreter:
-        """What carries out programs, to run some of one's own."""
+        """What carries out programs, to run one's own; what it gives is proven once a call of the session was."""
         self._check_open()
         return self._interpreter
 
@@ -209,7 +209,7 @@ class Session:
         Args:
             token_ids: the prompt.
             on_route: told of each routing decision: layer, expert ids `[T, k]` int32 from the largest weight down, and
-                weights `[T, k]` f32.
+                weights `[T, k]` f32. That is before all is proven: disregard it if the call raises.
 
         Returns:
             f32 `[T, vocabulary]`.

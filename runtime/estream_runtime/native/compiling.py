@@ -33,7 +33,10 @@ def find_compiler() -> tuple[str, ...]:
     Raises:
         FileNotFoundError: there is none, or not the one that `CC` names.
     """
-    named = tuple(shlex.split(os.environ.get("CC", "")))
+    try:
+        named = tuple(shlex.split(os.environ.get("CC", "")))
+    except ValueError as error:
+        raise FileNotFoundError(f"no C compiler {os.environ['CC']!r}, which CC names: {error}") from None
     if named:
         if shutil.which(named[0]) is None:
             raise FileNotFoundError(f"no C compiler {named[0]!r}, which CC names")
@@ -57,10 +60,18 @@ def compile_path(path: KernelPath, output: Path, compiler: Sequence[str], extra:
         ChildProcessError: the compiler refused, with what it said.
         OSError: it cannot be started.
     """
-    command = [*compiler, *_FLAGS, *path.flags, path.define, *extra, "-o", str(output), str(SOURCE), "-lm"]
-    finished = subprocess.run(command, capture_output=True, text=True, errors="replace")  # noqa: S603
-    if finished.returncode:
-        raise ChildProcessError(finished.stderr.strip() or f"{compiler[0]} ended with status {finished.returncode}")
+    # Under its name only when it is whole: who loads half a library is ended by the system.
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    command = [*compiler, *_FLAGS, *path.flags, path.define, *extra, "-o", str(unfinished), str(SOURCE), "-lm"]
+    try:
+        finished = subprocess.run(command, capture_output=True, text=True, errors="replace")  # noqa: S603
+        if finished.returncode:
+            raise ChildProcessError(finished.stderr.strip() or f"{compiler[0]} ended with status {finished.returncode}")
+        if not unfinished.exists():
+            raise ChildProcessError(f"{compiler[0]} wrote nothing")
+        unfinished.replace(output)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def compile_paths(paths: Sequence[KernelPath], folder: Path, compiler: Sequence[str]) -> dict[str, str]:

@@ -7,6 +7,8 @@ other is proven when a package is opened, by the rules of FORMAT.md section 7.3.
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from collections.abc import Mapping
 from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -162,7 +164,7 @@ class Kernel:
     """The kernel on one path, with threads of its own, for one caller at a time.
 
     Args:
-        threads: threads that compute, the caller among them, at least 1.
+        threads: threads that compute, the caller among them, at least 1; no more than processors.
         path: the path to take; None takes the fastest.
 
     Attributes:
@@ -184,22 +186,31 @@ class Kernel:
             names = ", ".join(each.name for each in here)
             raise LinkError(f"the native kernel's path {chosen.name!r} does not run here, expected one of: {names}")
         self.path, self._library = chosen.name, loaded
-        self._pool = loaded.kernel_open(threads)
+        self._guard = threading.Lock()  # whoever closes it waits for a call of another thread
+        # More threads than processors would only wait for each other.
+        self._pool = loaded.kernel_open(min(threads, len(os.sched_getaffinity(0))))
         if not self._pool:
             raise LinkError(f"no memory for {threads} threads of the native kernel")
 
-    @property
-    def _open_pool(self) -> int:
-        """The threads, for C, which would not ask whether there are any."""
-        if not self._pool:
-            raise LinkError("the native kernel was closed")
-        return int(self._pool)
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the pool.
+
+        Raises:
+            LinkError: the kernel was closed, or memory is wanting.
+        """
+        with self._guard:
+            if not self._pool:
+                raise LinkError("the native kernel was closed")
+            failed = getattr(self._library, name)(self._pool, *arguments)
+        if failed:
+            raise LinkError("no memory for what the native kernel keeps between its steps")
 
     def close(self) -> None:
         """End the threads and give memory back; closing twice is harmless."""
-        pool, self._pool = self._pool, None
-        if pool:
-            self._library.kernel_close(pool)
+        with self._guard:
+            pool, self._pool = self._pool, None
+            if pool:
+                self._library.kernel_close(pool)
 
     def quantise(self, x: Floats, packed: bool) -> QuantisedRows:
         """Round each row to integers, as `estream_spec.weights.quantise_activations` does.
@@ -212,17 +223,15 @@ class Kernel:
         group = 32 if packed else 0
         data = np.empty((tokens, self._library.kernel_row_bytes(group, columns)), np.uint8)
         scale = np.empty(tokens, np.float32)
-        self._library.kernel_quantise(
-            self._open_pool, _address(x), tokens, columns, group, _address(data, np.uint8), _address(scale)
-        )
+        self._call("kernel_quantise", _address(x), tokens, columns, group, _address(data, np.uint8), _address(scale))
         return QuantisedRows(data, scale, columns, packed)
 
     def product(self, rows: QuantisedRows, matrix: StoredMatrix) -> Floats:
         """`rows @ matrix`, f32 `[T, N]`, equal to `estream_spec.weights.integer_product` bit for bit."""
         assert rows.packed == bool(matrix.group)
         y = np.empty((len(rows.scale), matrix.columns), np.float32)
-        self._library.kernel_product(
-            self._open_pool,
+        self._call(
+            "kernel_product",
             _address(rows.data, np.uint8),
             _address(rows.scale),
             len(rows.scale),
@@ -261,8 +270,8 @@ class Kernel:
         assert len(rows.scale) == len(total)
         assert len(chosen) == len(shares)
         assert len(chosen) == 0 or 0 <= chosen.min() <= chosen.max() < len(total)
-        failed = self._library.kernel_expert(
-            self._open_pool,
+        self._call(
+            "kernel_expert",
             _address(rows.data, np.uint8),
             _address(rows.scale),
             _address(up_rows.data, np.uint8),
@@ -274,13 +283,12 @@ class Kernel:
             down._pointer(gate.columns),
             _address(total),
         )
-        _check_memory(failed)
 
     def norm(self, x: Floats, weight: Floats, epsilon: float) -> Floats:
         """RMS norm of each row `[T, N]`, times weight `[N]`."""
         assert weight.shape == x.shape[1:]
         y = np.empty_like(x)
-        self._library.kernel_norm(self._open_pool, _address(x), _address(weight), epsilon, *x.shape, _address(y))
+        self._call("kernel_norm", _address(x), _address(weight), epsilon, *x.shape, _address(y))
         return y
 
     def heads_first(self, x: Floats, heads: int, tables: tuple[Floats, Floats] | None = None) -> Floats:
@@ -289,7 +297,7 @@ class Kernel:
         y = np.empty((heads, tokens, width), np.float32)
         assert tables is None or all(each.shape == (tokens, width) for each in tables)
         cosine, sine = (None, None) if tables is None else map(_address, tables)
-        self._library.kernel_rotate(self._open_pool, _address(x), cosine, sine, tokens, heads, width, _address(y))
+        self._call("kernel_rotate", _address(x), cosine, sine, tokens, heads, width, _address(y))
         return y
 
     def attend(self, queries: Floats, keys: Floats, values: Floats, mask: Floats) -> Floats:
@@ -316,8 +324,8 @@ class Kernel:
         assert keys.strides[1:] == (4 * width, 4)
         assert heads % shared == 0
         y = np.empty((tokens, heads * width), np.float32)
-        failed = self._library.kernel_attend(
-            self._open_pool,
+        self._call(
+            "kernel_attend",
             _address(queries),
             keys.ctypes.data,
             values.ctypes.data,
@@ -325,14 +333,13 @@ class Kernel:
             *(heads, shared, tokens, length, width, keys.strides[0] // 4),
             _address(y),
         )
-        _check_memory(failed)
         return y
 
     def mix(self, x: Floats, matrix: Floats) -> Floats:
         """`x @ matrix` in f32: `[T, K]` by `[K, N]`."""
         assert x.shape[1] == matrix.shape[0]
         y = np.empty((len(x), matrix.shape[1]), np.float32)
-        self._library.kernel_mix(self._open_pool, _address(x), _address(matrix), len(x), *matrix.shape, _address(y))
+        self._call("kernel_mix", _address(x), _address(matrix), len(x), *matrix.shape, _address(y))
         return y
 
 
@@ -341,8 +348,3 @@ def _address(array: Array, dtype: npt.DTypeLike = np.float32) -> int:
     assert array.dtype == dtype, array.dtype
     assert array.flags.c_contiguous, (array.shape, array.strides)
     return int(array.ctypes.data)
-
-
-def _check_memory(failed: int) -> None:
-    if failed:
-        raise LinkError("no memory for what the native kernel keeps between its steps")

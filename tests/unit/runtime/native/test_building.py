@@ -133,6 +133,21 @@ def test_a_compiler_that_fails_without_a_word_is_named(tmp_path: Path) -> None:
         compile_path(PLAIN, tmp_path / PLAIN.library, [script(tmp_path / "silent", "exit 3")])
 
 
+def test_a_compiler_that_writes_nothing_leaves_what_was_there(tmp_path: Path) -> None:
+    library = tmp_path / PLAIN.library
+    library.write_bytes(b"older")
+    with pytest.raises(ChildProcessError, match="idle wrote nothing"):
+        compile_path(PLAIN, library, [script(tmp_path / "idle", "exit 0")])
+    assert library.read_bytes() == b"older"
+    assert {path.name for path in tmp_path.iterdir()} == {"idle", PLAIN.library}
+
+
+def test_cc_that_is_no_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "'gcc -m64")
+    with pytest.raises(FileNotFoundError, match="which CC names: No closing quotation"):
+        find_compiler()
+
+
 def test_cc_names_the_compiler_and_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", f"{sys.executable} -m 'a compiler'")
     assert find_compiler() == (sys.executable, "-m", "a compiler")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,24 @@ def test_a_closed_kernel_says_so(kernel: Kernel) -> None:
     with pytest.raises(LinkError, match="the native kernel was closed"):
         kernel.norm(np.ones((1, 4), np.float32), np.ones(4, np.float32), 0.0)
     kernel.close()
+
+
+def test_closing_waits_for_a_call_of_another_thread(kernel: Kernel) -> None:
+    x, weight = np.ones((4000, 2048), np.float32), np.ones(2048, np.float32)
+    refused = threading.Event()
+
+    def call() -> None:
+        try:
+            while True:
+                kernel.norm(x, weight, 1e-5)
+        except LinkError:
+            refused.set()
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    kernel.close()
+    caller.join(60)
+    assert refused.is_set()
 
 
 def test_a_path_of_another_processor_is_refused() -> None:
