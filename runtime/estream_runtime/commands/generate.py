@@ -26,7 +26,9 @@ from estream_runtime.text import TextStream, encode_prompt
     help="Draw from the tokens that reach this sum.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), help="The same seed gives the same text.  [default: another every time]"
+    "--seed",
+    type=click.IntRange(min=0),
+    help="The same seed gives the same text, on one backend.  [default: another every time]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print text and figures as JSON when all is done.")
 def command(
