@@ -19,7 +19,7 @@ import numpy.typing as npt
 from estream_loader.dense import EmbeddingRows
 from estream_loader.pager import Pager
 from estream_runtime.backends import Array, Backend
-from estream_runtime.batch import Batch
+from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import KeyValues
 from estream_runtime.recorder import Recorder
 from estream_runtime.rotary import rotary_tables
@@ -33,7 +33,6 @@ from estream_spec.schedule import Instruction, Opcode, Phase, Policy, Program
 
 T = TypeVar("T")
 Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
 OnRoute = Callable[[int, npt.NDArray[np.int32], Floats], None]
 """Told of each routing decision: layer, expert ids `[T, k]` from the largest weight down, weights `[T, k]`."""
 
@@ -259,7 +258,7 @@ class Interpreter:
             rows.routed = by_expert(expert_ids, weights, block.experts)
             self.pager.route(layer, np.flatnonzero(rows.routed.counts).tolist())
             rows.total = np.zeros_like(rows.normed)
-            rows.ready = self._backend.expert_rows(self._classes["expert"][layer], rows.normed)
+            rows.ready = self._backend.expert_rows(rows.normed)
         if rows.on_route is not None:
             rows.on_route(layer, expert_ids, weights)
 

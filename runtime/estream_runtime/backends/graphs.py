@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from estream_runtime.backends.protocol import Array, Backend, During, Floats
+from estream_runtime.backends.protocol import Array, During, Floats
+from estream_spec.manifest import GraphRole
 
 
-def add_expert_by_graph(
-    backend: Backend,
-    shape_class: int,
-    normed: Floats,
-    chosen: npt.NDArray[np.int64],
-    shares: Floats,
-    weights: Mapping[str, Array],
-    total: Floats,
-    during: During,
-) -> None:
-    """`Backend.add_expert` by way of the graph `expert`, for rows f32 `[T, hidden]`."""
-    with during("gather"):
-        rows = normed[chosen]
-    with during("products"):
-        added = backend.run("expert", shape_class, {"normed": rows, **weights})["y"]
-    with during("scatter"):
-        total[chosen] += shares[:, None] * added
+class GraphBackend(ABC):
+    """Serves experts by way of their graph."""
+
+    detail: ClassVar[str] = ""
+
+    @abstractmethod
+    def run(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs a graph, see `Backend.run`."""
+
+    def expert_rows(self, normed: Floats) -> Floats:
+        """The rows themselves."""
+        return normed
+
+    def add_expert(
+        self,
+        shape_class: int,
+        rows: Floats,
+        chosen: npt.NDArray[np.int64],
+        shares: Floats,
+        weights: Mapping[str, Array],
+        total: Floats,
+        during: During,
+    ) -> None:
+        """See `Backend.add_expert`."""
+        with during("gather"):
+            normed = rows[chosen]
+        with during("products"):
+            added = self.run("expert", shape_class, {"normed": normed, **weights})["y"]
+        with during("scatter"):
+            total[chosen] += shares[:, None] * added

@@ -13,7 +13,6 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from estream_runtime.backends.graphs import add_expert_by_graph
 from estream_runtime.backends.protocol import Array, Backend, During, Floats, GraphKey, MatrixForm
 from estream_runtime.native.library import Kernel, QuantisedRows, StoredMatrix
 from estream_spec.graph_interface import MATRICES
@@ -85,12 +84,12 @@ class NativeBackend:
                 return {"logits": Rows(self._kernel, normed).product(*matrices)}
             case "expert":
                 total = np.zeros_like(feeds["normed"])
-                rows = self.expert_rows(shape_class, feeds["normed"])
+                rows = self.expert_rows(feeds["normed"])
                 everyone = np.arange(len(total))
                 self._add(rows, everyone, np.ones(len(total), np.float32), matrices, total)
                 return {"y": total}
 
-    def expert_rows(self, shape_class: int, normed: Floats) -> Rows:
+    def expert_rows(self, normed: Floats) -> Rows:
         """See `Backend.expert_rows`."""
         return Rows(self._kernel, normed)
 
@@ -106,7 +105,7 @@ class NativeBackend:
     ) -> None:
         """See `Backend.add_expert`."""
         if not self._serves("expert", shape_class):
-            add_expert_by_graph(self, shape_class, rows.x, chosen, shares, weights, total, during)
+            self._portable.add_expert(shape_class, rows.x, chosen, shares, weights, total, during)
             return
         with during("products"):
             self._add(rows, chosen, shares, [StoredMatrix.of(name, weights) for name in MATRICES["expert"]], total)

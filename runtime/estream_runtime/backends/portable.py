@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
-import numpy as np
-import numpy.typing as npt
 import onnxruntime
 
 from estream_runtime.backends.contract import Found, check_interface, check_outputs
-from estream_runtime.backends.graphs import add_expert_by_graph
-from estream_runtime.backends.protocol import Array, During, Floats, GraphKey
+from estream_runtime.backends.graphs import GraphBackend
+from estream_runtime.backends.protocol import Array, GraphKey
 from estream_runtime.backends.saturation import is_exact
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.graph_interface import Interface, interface
@@ -29,7 +27,7 @@ _SILENT: Final = 4
 """Logs only what ends the process: what goes wrong is raised, and told once."""
 
 
-class PortableBackend:
+class PortableBackend(GraphBackend):
     """Runs graphs with ONNX Runtime; sessions are made when first used.
 
     Args:
@@ -39,7 +37,6 @@ class PortableBackend:
     """
 
     name: ClassVar[str] = "portable"
-    detail: ClassVar[str] = ""
 
     def __init__(self, model: ModelDescription, graphs: Mapping[GraphKey, bytes], threads: int):
         self._model, self._graphs, self._threads = model, dict(graphs), threads
@@ -56,23 +53,6 @@ class PortableBackend:
     def run(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs a graph, see `Backend.run`."""
         return self._run(GraphKey(role, shape_class, self.weights_of(role, shape_class)), feeds)
-
-    def expert_rows(self, shape_class: int, normed: Floats) -> Floats:
-        """The rows themselves."""
-        return normed
-
-    def add_expert(
-        self,
-        shape_class: int,
-        rows: Floats,
-        chosen: npt.NDArray[np.int64],
-        shares: Floats,
-        weights: Mapping[str, Array],
-        total: Floats,
-        during: During,
-    ) -> None:
-        """See `Backend.add_expert`."""
-        add_expert_by_graph(self, shape_class, rows, chosen, shares, weights, total, during)
 
     def close(self) -> None:
         """Ends all sessions and their threads."""

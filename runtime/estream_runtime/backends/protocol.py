@@ -84,11 +84,10 @@ class Backend(Protocol):
         """
         ...
 
-    def expert_rows(self, shape_class: int, normed: Floats) -> Any:
+    def expert_rows(self, normed: Floats) -> Any:
         """Makes token rows ready for the experts of a layer.
 
         Args:
-            shape_class: the experts' shape class.
             normed: f32 `[T, hidden]`, not changed while they are in use.
 
         Returns:

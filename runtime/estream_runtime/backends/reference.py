@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from estream_runtime.backends.contract import Found, check_interface, check_outputs
-from estream_runtime.backends.graphs import add_expert_by_graph
-from estream_runtime.backends.protocol import Array, During, Floats, GraphKey
+from estream_runtime.backends.graphs import GraphBackend
+from estream_runtime.backends.protocol import Array, GraphKey
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.graph_interface import Interface, interface
 from estream_spec.manifest import GraphRole, GraphWeights
@@ -20,7 +19,7 @@ from estream_spec.model import ModelDescription
 _PREFERENCE: Final[tuple[GraphWeights, ...]] = ("f32", "int8", "uint8")
 
 
-class ReferenceBackend:
+class ReferenceBackend(GraphBackend):
     """Runs graphs with `onnx.reference`.
 
     Args:
@@ -30,7 +29,6 @@ class ReferenceBackend:
     """
 
     name: ClassVar[str] = "reference"
-    detail: ClassVar[str] = ""
 
     def __init__(self, model: ModelDescription, graphs: Mapping[GraphKey, bytes], threads: int):
         self._model, self._graphs = model, dict(graphs)
@@ -58,23 +56,6 @@ class ReferenceBackend:
         named = dict(zip(evaluator.output_names, contiguous, strict=True))
         check_outputs(key, expected, feeds, named)
         return named
-
-    def expert_rows(self, shape_class: int, normed: Floats) -> Floats:
-        """The rows themselves."""
-        return normed
-
-    def add_expert(
-        self,
-        shape_class: int,
-        rows: Floats,
-        chosen: npt.NDArray[np.int64],
-        shares: Floats,
-        weights: Mapping[str, Array],
-        total: Floats,
-        during: During,
-    ) -> None:
-        """See `Backend.add_expert`."""
-        add_expert_by_graph(self, shape_class, rows, chosen, shares, weights, total, during)
 
     def close(self) -> None:
         """Forgets all graphs."""

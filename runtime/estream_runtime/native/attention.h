@@ -27,7 +27,7 @@ typedef struct {
 
 INLINE size_t attention_bytes(int64_t width) {
     size_t rest = (size_t)(width * (KEYS + QUERIES)) * sizeof(float);
-    return (sizeof(attention_scratch) + rest + 63) / 64 * 64;
+    return (size_t)round_up((int64_t)(sizeof(attention_scratch) + rest), 64);
 }
 
 // Scores of few rows: one product after the other, as turning the keys would cost more.
@@ -75,7 +75,7 @@ INLINE void share_row(float *scores, const float *mask, float scale, int64_t cou
 static void attend_rows(const void *call, int64_t number, int thread) {
     const attending *c = call;
     attention_scratch *s = (attention_scratch *)(c->room + attention_bytes(c->width) * (size_t)thread);
-    int64_t width = c->width, blocks = (c->tokens + QUERIES - 1) / QUERIES;
+    int64_t width = c->width, blocks = parts(c->tokens, QUERIES);
     int64_t head = number / blocks, from = number % blocks * QUERIES, rows = least(QUERIES, c->tokens - from);
     const float *queries = c->queries + (head * c->tokens + from) * width;
     const float *keys = c->keys + head / (c->heads / c->shared) * c->stride;

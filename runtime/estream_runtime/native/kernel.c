@@ -1,5 +1,5 @@
 // Products of token rows with stored matrices, and what stands between them in a layer. FORMAT.md sections 7 and 10,
-// annex A; called through ctypes (library.py), which checks what it is given.
+// annex A; called through ctypes (library.py), which asserts what it is given.
 //
 // Compiled once for each path with that path's flags. Every path gives the same integers; floats may differ in their
 // last bits from path to path, never with the number of threads, and in attention alone with the number of token rows.
@@ -25,8 +25,6 @@
 
 #include "attention.h"
 #include "floats.h"
-
-INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -81,6 +79,8 @@ static void sum_tiles(scratch *s, const matrix *m, int64_t tokens, int64_t n, in
 }
 
 #if FEW
+_Static_assert(FEW *(FEW_WIDTH + WIDTH) <= TOKENS * WIDTH, "sums hold few rows, and what is left of them");
+
 // Columns that a task takes: for few rows its share of all, since memory is read best in long stretches.
 INLINE int64_t strip_width(const pool *p, int64_t tokens, int64_t columns) {
     return tokens > FEW ? WIDTH : least(FEW_WIDTH, round_up(parts(columns, p->threads), 32));

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
 #elif defined(__aarch64__)
 #define PAUSE() __asm__ volatile("yield")

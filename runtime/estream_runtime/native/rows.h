@@ -32,7 +32,8 @@ typedef struct {
     int64_t stride;     // bytes from row to row
 } quantised;
 
-INLINE int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+INLINE int64_t round_up(int64_t value, int64_t unit) { return parts(value, unit) * unit; }
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 INLINE int32_t load_32(const void *from) {
