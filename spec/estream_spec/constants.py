@@ -11,7 +11,7 @@ from typing import Final
 MAGIC: Final = bytes.fromhex("89454d4f450d0a1a")
 r"""`\x89EMOE\r\n\x1a`: a cleared high bit, a changed line end or a stop at the DOS end-of-file mark damages it."""
 FORMAT_MAJOR: Final = 0
-FORMAT_MINOR: Final = 9
+FORMAT_MINOR: Final = 10
 
 SUPERBLOCK_OFFSETS: Final = (0, 16384)
 """Where the twins stand, whatever the page size."""
@@ -58,7 +58,7 @@ class SectionType(IntEnum):
     SCHEDULE = 9
     """One program for a phase and a device configuration."""
     BINARY = 10
-    """Reserved: compiled graphs of a device."""
+    """Graphs compiled for one accelerator; the section id is the one its manifest entry names."""
     PREFETCH_ROUTER = 11
     """Reserved."""
     CALIBRATION = 12
@@ -95,6 +95,7 @@ FLAGS: Final[dict[int, SectionFlag]] = {
     SectionType.TOKENIZER: SectionFlag.SAFE_TO_COPY,
     SectionType.CHAT_TEMPLATE: SectionFlag.SAFE_TO_COPY,
     SectionType.SCHEDULE: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
+    SectionType.BINARY: SectionFlag.SAFE_TO_COPY,
     SectionType.DEVICE_CONFIGURATION: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
     SectionType.SIGNATURE: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
 }

@@ -34,6 +34,10 @@ MAX_SHAPE_CLASSES: Final = 64
 MAX_TENSORS: Final = 64
 """Tensors in one record layout."""
 MAX_GRAPHS: Final = 1024
+MAX_BINARIES: Final = 64
+"""Targets of an accelerator that a package carries compiled graphs for."""
+MAX_BINARY_GRAPHS: Final = 1024
+"""Graphs in one binary: roles, shape classes, tiles and numbers of keys."""
 MAX_DEVICE_CONFIGURATIONS: Final = 64
 """In the manifest, and as many in sections of their own."""
 MAX_LANES: Final = 64

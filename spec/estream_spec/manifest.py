@@ -28,11 +28,16 @@ Activations = Literal["f32", "dynamic-int8"]
 GraphWeights = Literal["f32", "int8", "uint8"]
 """What a graph takes as a matrix: f32, int8 with a scale per column, or that plus 128 as uint8."""
 GraphRole = Literal["qkv", "attend", "out", "expert", "head"]
+BinaryTarget = Literal["htp"]
+"""Accelerators that binaries are compiled for: `htp` is the Hexagon tensor processor, by way of Qualcomm's QNN."""
 PolicyName = Literal["on-demand", "post-routing", "pre-routing", "resident"]
 """When groups are read, in words: see `estream_spec.schedule.Policy`."""
 
 LANES: Final = 2
 """Reads outstanding at a time unless said otherwise: with so many, storage of phones is as fast as it gets."""
+
+SDK_PATTERN: Final = r"^[0-9]{1,18}(\.[0-9]{1,18}){0,7}\Z"
+"""Numbers joined by dots: they are compared one by one."""
 
 POLICY: Final[PolicyName] = "pre-routing"
 """The policy unless said otherwise."""
@@ -114,6 +119,50 @@ class Graph(Described, frozen=True, kw_only=True):
     activations: Activations
 
 
+class BinaryGraph(Described, frozen=True, kw_only=True):
+    """One graph inside a binary, for a fixed number of rows. FORMAT.md section 10.3.
+
+    Attributes:
+        name: what the binary calls it.
+        role: what it is for.
+        shape_class: index into the role's shape classes, see `estream_spec.graph_interface`.
+        tokens: token rows that it takes, no more and no fewer: its tile.
+        keys: keys that `attend` takes, its capacity; 0 for every other role.
+        encodings: how the role's matrices are stored, in the role's order; it takes their parts as inputs.
+    """
+
+    name: Name
+    role: GraphRole
+    shape_class: Annotated[int, Meta(ge=0, lt=limits.MAX_LAYERS)]
+    tokens: Dimension
+    keys: Annotated[int, Meta(ge=0, le=limits.MAX_DIMENSION)] = 0
+    encodings: Annotated[tuple[Encoding, ...], Meta(max_length=limits.MAX_TENSORS)] = ()
+
+
+class Binary(Described, frozen=True, kw_only=True):
+    """Graphs compiled for one chip, kept in a section of their own. FORMAT.md section 10.3.
+
+    Attributes:
+        section: id of its `BINARY` section.
+        target: the kind of accelerator.
+        soc_model: number that the vendor's SDK gives the chip.
+        architecture: version of the accelerator: 75 for Hexagon v75.
+        sdk: build of the SDK that made it, numbers joined by dots such as `2.51.0.260929181845`.
+        compiler: name and version of the program that made it.
+        options: what the compiler was told, for people.
+        graphs: what is in it.
+    """
+
+    section: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    target: BinaryTarget
+    soc_model: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    architecture: Annotated[int, Meta(ge=1, lt=1 << 16)]
+    sdk: Annotated[str, Meta(pattern=SDK_PATTERN, max_length=limits.MAX_NAME)]
+    compiler: Name
+    graphs: Annotated[tuple[BinaryGraph, ...], Meta(min_length=1, max_length=limits.MAX_BINARY_GRAPHS)]
+    options: Text = ""
+
+
 class DeviceConfiguration(Described, frozen=True, kw_only=True):
     """How to run on one kind of device; what is chosen here changes speed and memory, never a result.
 
@@ -176,6 +225,7 @@ class Manifest(Described, frozen=True, kw_only=True):
         graphs: compiled graphs.
         device_configurations: the first one's name is that of the default device.
         provenance: where the package came from.
+        binaries: graphs compiled for accelerators.
         extensions: other parties' data by reverse domain name; readers ignore what they do not know.
     """
 
@@ -188,6 +238,7 @@ class Manifest(Described, frozen=True, kw_only=True):
         tuple[DeviceConfiguration, ...], Meta(min_length=1, max_length=limits.MAX_DEVICE_CONFIGURATIONS)
     ]
     provenance: Provenance
+    binaries: Annotated[tuple[Binary, ...], Meta(max_length=limits.MAX_BINARIES)] = ()
     extensions: Annotated[dict[Name, bytes], Meta(max_length=limits.MAX_EXTENSIONS)] = msgspec.field(
         default_factory=dict
     )

@@ -1,0 +1,1 @@
+"""Graphs for Qualcomm's Hexagon tensor processor (HTP): built, compiled and proven. FORMAT.md section 10.3."""
