@@ -1,5 +1,81 @@
-"""Builds the ONNX graphs of a package, each once per shape class, with weights as inputs."""
+"""Builds graphs, each once per shape class, with weights as inputs."""
 
-from estream_packer.graphs.roles import build_graph
+from __future__ import annotations
 
-__all__ = ["build_graph"]
+from collections.abc import Sequence
+from functools import partial
+
+from estream_packer.graphs.builder import Builder
+from estream_packer.graphs.half import HalfArithmetic
+from estream_packer.graphs.portable import PortableArithmetic
+from estream_packer.graphs.roles import compute
+from estream_spec.binary_interface import fixed_interface, label, tensor_name
+from estream_spec.errors import InvalidError
+from estream_spec.graph_interface import COMBINATIONS, MATRICES, interface
+from estream_spec.manifest import Activations, GraphRole, GraphWeights
+from estream_spec.model import ModelDescription
+from estream_spec.weights import Encoding
+
+
+def build_graph(
+    role: GraphRole, model: ModelDescription, shape_class: int, weights: GraphWeights, activations: Activations
+) -> bytes:
+    """Builds a portable graph.
+
+    Args:
+        role: what the graph is for.
+        model: the model it belongs to.
+        shape_class: which of the role's shape classes it serves, see `estream_spec.graph_interface.interface`.
+        weights: what its matrix inputs hold.
+        activations: how rows are multiplied with matrices.
+
+    Returns:
+        An ONNX model; equal arguments give equal bytes.
+
+    Raises:
+        InvalidError: there is no such shape class, or the weights do not go with the role or the activations.
+    """
+    if (activations, weights) not in COMBINATIONS:
+        raise InvalidError(f"activations {activations!r} do not go with weights {weights!r}", path=f"graph {role}")
+    graph = Builder(f"{role}.{shape_class}.{weights}.{activations}", interface(role, model, shape_class, weights))
+    compute(graph, PortableArithmetic(graph, weights, activations, model.norm_epsilon), role, model, shape_class)
+    return graph.finish()
+
+
+def build_fixed_graph(
+    role: GraphRole,
+    model: ModelDescription,
+    shape_class: int,
+    tokens: int,
+    keys: int = 0,
+    encodings: Sequence[Encoding] = (),
+) -> bytes:
+    """Builds a graph for an accelerator that computes in fp16 and knows no symbolic dimension.
+
+    Args:
+        role: what the graph is for.
+        model: the model it belongs to.
+        shape_class: which of the role's shape classes it serves.
+        tokens: its rows.
+        keys: its keys, for `attend`.
+        encodings: how the role's matrices are stored, in the role's order.
+
+    Returns:
+        An ONNX model whose names are those of FORMAT.md section 10.3; equal arguments give equal bytes.
+
+    Raises:
+        InvalidError: there is no such shape class, or another number of matrices.
+    """
+    name = label(role, shape_class, tokens, keys, encodings)
+    graph = Builder(name, fixed_interface(role, model, shape_class, tokens, keys, encodings))
+    rows = {
+        value.name: int(value.shape[0])
+        for value in interface(role, model, shape_class, "f32").inputs[1:]
+        if value.name in MATRICES[role]
+    }
+    stored = {each: (encoding, rows[each]) for each, encoding in zip(MATRICES[role], encodings, strict=True)}
+    compute(graph, HalfArithmetic(graph, stored, model.norm_epsilon), role, model, shape_class)
+    return graph.finish(partial(tensor_name, name))
+
+
+__all__ = ["build_fixed_graph", "build_graph"]

@@ -6,6 +6,7 @@ by what made them and a running number, so equal calls give equal bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -59,6 +60,11 @@ class Builder:
         self._nodes.append(helper.make_node("Split", [value], halves, axis=-1))
         return halves
 
+    def sizes(self, value: str) -> tuple[int, ...]:
+        """Dimensions of an input; all are fixed."""
+        [shape] = [each.shape for each in self.interface.inputs if each.name == value]
+        return tuple(int(size) for size in shape)
+
     def number(self, value: float) -> str:
         """An f32 constant without dimensions."""
         return self._constant(f"f32_{value!r}", np.array(value, np.float32))
@@ -67,18 +73,36 @@ class Builder:
         """A uint8 constant without dimensions."""
         return self._constant(f"u8_{value}", np.array(value, np.uint8))
 
+    def signed_byte(self, value: int) -> str:
+        """An int8 constant without dimensions."""
+        return self._constant(f"i8_{value}", np.array(value, np.int8))
+
+    def first_rows(self, value: str, count: int) -> str:
+        """The first `count` rows of a value."""
+        bounds = (self._constant(f"index_{each}", np.array([each], np.int64)) for each in (0, count, 0))
+        return self.add("Slice", value, *bounds)
+
     def reshape(self, value: str, *shape: int, result: str | None = None) -> str:
         """Reshapes; 0 keeps the dimension that stands at its place, -1 takes what is left."""
         name = "shape_" + "_".join(map(str, shape))
         return self.add("Reshape", value, self._constant(name, np.array(shape, np.int64)), result=result)
 
-    def finish(self) -> bytes:
-        """The graph as bytes of a checked ONNX model."""
+    def finish(self, rename: Callable[[str], str] = str) -> bytes:
+        """The graph as bytes of a checked ONNX model.
+
+        Args:
+            rename: gives every value the name that it has in the model.
+        """
+        for node in self._nodes:
+            node.input[:] = [rename(each) if each else each for each in node.input]
+            node.output[:] = [rename(each) for each in node.output]
+        for name, constant in self._constants.items():
+            constant.name = rename(name)
         graph = helper.make_graph(
             self._nodes,
             self.name,
-            [_value_info(value) for value in self.interface.inputs],
-            [_value_info(value) for value in self.interface.outputs],
+            [_value_info(value, rename) for value in self.interface.inputs],
+            [_value_info(value, rename) for value in self.interface.outputs],
             list(self._constants.values()),
         )
         model = helper.make_model(
@@ -93,5 +117,5 @@ class Builder:
         return name
 
 
-def _value_info(value: Value) -> Any:
-    return helper.make_tensor_value_info(value.name, _ONNX_TYPES[value.dtype], value.shape)
+def _value_info(value: Value, rename: Callable[[str], str]) -> Any:
+    return helper.make_tensor_value_info(rename(value.name), _ONNX_TYPES[value.dtype], value.shape)

@@ -1,0 +1,92 @@
+"""Arithmetic of accelerators that compute in fp16 and take matrices as they are stored. FORMAT.md section 10.3.
+
+What differs from f32 is the range: 65504 is the largest number and below 6.1e-5 digits are lost. So sums of many terms
+are kept small on the way, by exact powers of two where one will do, and by the largest number of a row where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from estream_packer.graphs.builder import Builder
+from estream_spec.weights import GROUP_SIZES, NIBBLE_ZERO, Encoding
+
+SHRINK: Final = 128.0
+"""Integers enter products divided by this, exactly, and scales make up for it: sums stay in the range of fp16."""
+SMALLEST: Final = 2.0**-13
+"""A row is divided by its largest number, or by this if that is smaller: twice the least number with all digits."""
+LOWEST: Final = -30000.0
+"""What stands for minus infinity: no score is near it, and a score can be added without leaving the range."""
+
+
+class HalfArithmetic:
+    """Products with stored matrices, norms and scores in fp16.
+
+    Args:
+        graph: where they are added.
+        matrices: encoding and rows of the graph's matrices, by name.
+        epsilon: added to the mean square in every norm.
+    """
+
+    def __init__(self, graph: Builder, matrices: Mapping[str, tuple[Encoding, int]], epsilon: float):
+        self._graph, self._matrices, self._epsilon = graph, matrices, epsilon
+
+    def product(self, rows: str, matrix: str, result: str | None = None) -> str:
+        """The product of rows with one matrix."""
+        graph, (encoding, count) = self._graph, self._matrices[matrix]
+        if encoding == "f32":
+            return graph.add("MatMul", rows, matrix, result=result)
+        integers = self._shrunk(matrix) if encoding == "w8" else self._expanded(matrix, GROUP_SIZES[encoding], count)
+        scale = graph.add("Mul", f"{matrix}.scale", graph.number(SHRINK))
+        return graph.add("Mul", graph.add("MatMul", rows, integers), scale, result=result)
+
+    def products(self, rows: str, *matrices: str) -> Sequence[str]:
+        """The products of rows with several matrices."""
+        return [self.product(rows, matrix) for matrix in matrices]
+
+    def norm(self, value: str, weight: str, result: str | None = None) -> str:
+        """RMS norm over the last axis, of rows divided by their largest number: their squares fit.
+
+        With m the divisor, `x / sqrt(mean(x²) + e)` is `(x / m) / sqrt(mean((x / m)²) + (sqrt(e) / m)²)`.
+        """
+        graph = self._graph
+        largest = graph.add("ReduceMax", graph.add("Abs", value), axes=[-1], keepdims=1)
+        divisor = graph.add("Max", largest, graph.number(SMALLEST))
+        small = graph.add("Div", value, divisor)
+        mean = graph.add("ReduceMean", graph.add("Mul", small, small), axes=[-1], keepdims=1)
+        share = graph.add("Div", graph.number(self._epsilon**0.5), divisor)
+        root = graph.add("Sqrt", graph.add("Add", mean, graph.add("Mul", share, share)))
+        return graph.add("Mul", graph.add("Div", small, root), weight, result=result)
+
+    def scores(self, queries: str, keys: str, width: int) -> str:
+        """`queries keys / sqrt(width)`; queries are divided first, which keeps the sums small."""
+        graph = self._graph
+        return graph.add("MatMul", graph.add("Mul", queries, graph.number(width**-0.5)), keys)
+
+    def masked(self, scores: str, mask: str) -> str:
+        """Scores, with those that are not to be seen far below all others."""
+        graph = self._graph
+        return graph.add("Add", scores, graph.add("Max", mask, graph.number(LOWEST)))
+
+    def _shrunk(self, integers: str) -> str:
+        """Signed bytes divided by `SHRINK`.
+
+        Not by `Cast`: from int8 compilers refuse it, and from uint8 some take it and compute something else.
+        """
+        graph = self._graph
+        return graph.add("DequantizeLinear", integers, graph.number(1 / SHRINK), graph.signed_byte(0))
+
+    def _expanded(self, matrix: str, group: int, rows: int) -> str:
+        """A matrix of nibbles as integers divided by `SHRINK`: multiplier times value, which fp16 holds exactly."""
+        graph = self._graph
+        byte_rows, columns = graph.sizes(f"{matrix}.nibbles")
+        groups = 2 * byte_rows // group
+        pairs = graph.add("DequantizeLinear", f"{matrix}.nibbles", graph.number(1), graph.byte(0))
+        high = graph.add("Floor", graph.add("Mul", pairs, graph.number(1 / 16)))
+        low = graph.add("Sub", pairs, graph.add("Mul", high, graph.number(16)))
+        halves = [graph.reshape(each, groups, group // 2, columns) for each in (low, high)]
+        values = graph.add("Sub", graph.add("Concat", *halves, axis=1), graph.number(NIBBLE_ZERO))
+        multipliers = graph.reshape(self._shrunk(f"{matrix}.multipliers"), groups, 1, columns)
+        whole = graph.reshape(graph.add("Mul", values, multipliers), groups * group, columns)
+        return whole if rows == groups * group else graph.first_rows(whole, rows)
