@@ -25,6 +25,8 @@ def explain(found: Match) -> str:
             return _too_small(f"memory of {device.memory_bytes} bytes", needs.memory_room(device), needs)
         case "npu-memory":
             return f"{_too_small('the NPU', needs.npu_room(device), needs)}; {_ON_CPU}"
+        case "no-npu":
+            return f"no NPU is known on the device; {_ON_CPU}"
         case "no-fp16":
             return f"the device is {device}, and fp16 begins with Hexagon v{OLDEST_ARCHITECTURE}; {_ON_CPU}"
         case "no-binary":
