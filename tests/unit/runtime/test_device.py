@@ -179,3 +179,9 @@ def test_a_module_of_the_package_s_name_has_no_build(monkeypatch: pytest.MonkeyP
 def test_something_of_the_package_s_name_has_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, vendor_sdk.PACKAGE, ModuleType(vendor_sdk.PACKAGE))
     assert installed_sdk() == ""
+
+
+def test_the_package_that_is_installed_has_a_build() -> None:
+    from onnxruntime_qnn.build_and_package_info import qnn_version
+
+    assert installed_sdk().startswith(f"{qnn_version}.")

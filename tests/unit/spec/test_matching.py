@@ -168,3 +168,10 @@ def test_where_the_npu_idles_for_want_of_something_it_is_told(reason: str) -> No
     helpless = {"same-sdk", "older-sdk", "no-npu", "no-fp16", "npu-memory"}
     [name, *_] = [case.name for case in CASES.values() if case.match["reason"] == reason]
     assert (advice(found(name), "a.emoe") is None) == (reason in helpless)
+
+
+@pytest.mark.parametrize("unknown", ["soc_model", "architecture"])
+def test_facts_as_people_read_them(unknown: str) -> None:
+    facts = DeviceFacts(**FACTS, soc_model=57, architecture=75, sdk=SDK)
+    assert str(facts) == f"Snapdragon 8 Gen 3 (sm8650, Hexagon v75), SDK {SDK}"
+    assert str(msgspec.structs.replace(facts, **{unknown: 0}, sdk="")) == "one without a known NPU, no SDK"
