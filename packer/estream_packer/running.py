@@ -1,14 +1,15 @@
-"""The one place where the packer runs a model: how far a package is from another of the same model."""
+"""The one place where the packer runs a model, to see how far a package is from another, or asks what could run it."""
 
 from __future__ import annotations
 
 from estream_loader import Package
 from estream_loader.progress import open_progress
+from estream_runtime.device import facts_here, facts_of_chip, weights_memory
 from estream_runtime.evaluation import Comparison, compare, read_text
 from estream_runtime.session import Session
 from estream_runtime.text import encode_prompt
 
-__all__ = ["Comparison", "measure_quality", "read_text"]
+__all__ = ["Comparison", "facts_here", "facts_of_chip", "measure_quality", "read_text", "weights_memory"]
 
 WINDOW = 512
 """Tokens in a window, at most."""

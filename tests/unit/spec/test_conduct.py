@@ -19,6 +19,11 @@ CONDUCT = {
     "EMOE-EDT-004": ["unit/packer/test_editing.py::test_the_last_generation_is_not_passed"],
     "EMOE-EDT-005": ["unit/packer/test_editing.py::test_one_edit_at_a_time"],
     "EMOE-GRA-006": ["unit/runtime/test_backends.py::test_a_graph_of_another_interface_is_refused"],
+    "EMOE-MAT-001": ["cli/test_match.py::test_nothing_but_the_header_is_read"],
+    "EMOE-MAT-002": [
+        "conformance/test_match_cases.py::test_the_matcher_gives_what_must_come_out",
+        "conformance/test_match_cases.py::test_the_second_matcher_gives_what_must_come_out",
+    ],
     "EMOE-NUM-001": ["unit/runtime/test_backends.py::test_signed_weights_are_used_only_where_they_are_exact"],
     "EMOE-NUM-002": ["unit/runtime/test_session.py::test_results_do_not_depend_on_arena_or_groups_or_policy"],
     "EMOE-NUM-003": [
@@ -73,7 +78,8 @@ def functions_of(path: str) -> frozenset[str]:
 
 
 def test_every_rule_of_conduct_is_held_to_by_a_test() -> None:
-    text = "".join((ROOT / "spec" / name).read_text(encoding="utf-8") for name in ("FORMAT.md", "SCHEDULE.md"))
+    names = ("FORMAT.md", "SCHEDULE.md", "MATCHING.md")
+    text = "".join((ROOT / "spec" / name).read_text(encoding="utf-8") for name in names)
     assert set(re.findall(r"\[(EMOE-[A-Z]{3}-\d{3})\]", text)) - set(RULES) == set(CONDUCT)
 
 
