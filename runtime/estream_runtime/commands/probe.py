@@ -37,7 +37,9 @@ def profile_name(text: str) -> str:
 )
 @click.option("--name", type=profile_name, default="probed", show_default=True, help="What to call this device.")
 @click.option(
-    "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads for computing.  [default: all processors]"
+    "--threads",
+    type=click.IntRange(1, MAX_THREADS),
+    help="Threads for computing.  [default: all processors this process may use]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 def command(package: Path, output: Path | None, name: str, threads: int | None, as_json: bool) -> None:
