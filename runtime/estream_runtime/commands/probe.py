@@ -85,6 +85,7 @@ def _summary(found: Probe) -> Iterator[str]:
     yield ""
     weight_s, flops = profile.experts.weight_s.value, max(profile.experts.flops.values)
     yield f"experts   {weight_s * 1e9:.4f} ns a weight, then up to {flops / 1e9:.0f} GFLOP/s"
+    yield f"groups    {profile.experts.group_call_s.value * 1e3:.3f} ms each beside their experts"
     yield f"head      {profile.head_weight_s.value * 1e9:.4f} ns a weight"
     yield f"reading   starts in {profile.read_start_s.value * 1e6:.0f} us"
     if profile.read_toll_s is not None:
