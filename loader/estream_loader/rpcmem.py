@@ -82,7 +82,7 @@ def _fault(library: ctypes.CDLL, address: int) -> str | None:
     if address % mmap.PAGESIZE:
         return f"at address {address:#x}, expected a multiple of {mmap.PAGESIZE}, which direct reads need"
     if library.rpcmem_to_fd(address) < 0:
-        return "without a file descriptor, by which an NPU would share them"
+        return "without a file descriptor, by which an NPU would share it"
     return None
 
 
