@@ -9,14 +9,16 @@ was bound to it under an earlier one is void. Banks of a new division begin abov
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from estream_loader.memory import page_aligned
+from estream_loader import rpcmem
+from estream_loader.memory import Allocator, ArenaKind, page_aligned
 from estream_spec.errors import LinkError
 from estream_spec.schedule import BankState
 
+_ALLOCATORS: Final[Mapping[ArenaKind, Allocator]] = {"ordinary": page_aligned, "rpcmem": rpcmem.allocate}
 _NEXT: Final = {
     BankState.AVAILABLE: {BankState.FILLING},
     BankState.FILLING: {BankState.READY, BankState.AVAILABLE},
@@ -89,20 +91,26 @@ class Arena:
 
     Attributes:
         length: bytes of all of it.
+        kind: what kind of memory it is.
         banks: what it is divided into, nothing until `divide` is called.
 
     Raises:
         LinkError: the memory cannot be had.
     """
 
-    def __init__(self, length: int):
-        self.length = length
+    def __init__(self, length: int, kind: ArenaKind = "ordinary"):
+        self.length, self.kind = length, kind
         self.banks: tuple[Bank, ...] = ()
         self._on_stay: Callable[[Stay], None] | None = None
         try:
-            self._memory = page_aligned(self.length)
+            self._memory = _ALLOCATORS[kind](length)
         except (OSError, OverflowError, ValueError) as error:
             raise LinkError(f"cannot allocate an arena of {self.length} bytes: {error}") from None
+
+    def close(self) -> None:
+        """Give the memory back, as soon as the last view of it is gone. Closing twice is harmless."""
+        self.banks = ()
+        self._memory.release()
 
     def divide(self, bank_count: int, bank_bytes: int) -> None:
         """Make other banks of the memory; what the banks before held is forgotten, and nothing may be on its way.
@@ -116,9 +124,9 @@ class Arena:
         for bank in self.banks:
             bank.watch(None)
         epoch = max((bank.epoch + 1 for bank in self.banks), default=0)
-        whole = memoryview(self._memory)
         self.banks = tuple(
-            Bank(index, whole[index * bank_bytes : (index + 1) * bank_bytes], epoch) for index in range(bank_count)
+            Bank(index, self._memory[index * bank_bytes : (index + 1) * bank_bytes], epoch)
+            for index in range(bank_count)
         )
         self.watch(self._on_stay)
 

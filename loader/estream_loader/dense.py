@@ -292,6 +292,6 @@ def _memory(length: int) -> memoryview:
         LinkError: it cannot be had.
     """
     try:
-        return memoryview(page_aligned(length))
+        return page_aligned(length)
     except (OSError, OverflowError, ValueError) as error:
         raise LinkError(f"cannot allocate {length} bytes for weights: {error}") from None

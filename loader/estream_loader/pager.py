@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from estream_loader.arena import Arena, Bank, Stay
+from estream_loader.memory import ArenaKind
 from estream_loader.package import Package
 from estream_loader.reading import Read, Reader, ReadingStats, Span
-from estream_spec.errors import EmoeError
+from estream_spec.errors import EmoeError, LinkError
 from estream_spec.manifest import LANES
 from estream_spec.schedule import BankState
 
@@ -44,15 +45,17 @@ class Pager:
         package: the open package.
         arena_bytes: memory for experts, as much as any division will need.
         lanes: reads outstanding at a time.
+        arena_kind: what kind of memory that is.
 
     Raises:
         LinkError: the memory or the threads cannot be had.
     """
 
-    def __init__(self, package: Package, *, arena_bytes: int, lanes: int = LANES):
+    def __init__(self, package: Package, *, arena_bytes: int, lanes: int = LANES, arena_kind: ArenaKind = "ordinary"):
         self._experts, self._shape, self.lanes = package.experts, package.expert_shape, lanes
-        self.arena = Arena(arena_bytes)
+        self.arena = Arena(arena_bytes, arena_kind)
         self.group_size = 0
+        self._closed = False
         self._wanted: dict[int, dict[int, list[int]]] = {}
         """Of each layer that is routed: its groups with tokens, and their experts that have any."""
         self._readings: list[list[_Reading]] = []
@@ -60,7 +63,11 @@ class Pager:
         self._dropped = 0
         self._on_piece: Callable[[Span], None] | None = None
         check = None if package.integrity == "open" else package.check_record
-        self._reader = Reader(package.source, lanes, check=check, on_piece=self._tell)
+        try:
+            self._reader = Reader(package.source, lanes, check=check, on_piece=self._tell)
+        except BaseException:
+            self.arena.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -71,8 +78,10 @@ class Pager:
         self.close()
 
     def close(self) -> None:
-        """End all reading; closing twice is harmless."""
+        """End all reading, then give the arena back; closing twice is harmless."""
+        self._closed = True
         self._reader.close()
+        self.arena.close()
 
     @property
     def stats(self) -> ReadingStats:
@@ -106,7 +115,11 @@ class Pager:
         Args:
             bank_count: banks, for which the arena has room.
             group_size: experts read together; a bank has room for so many of the largest records.
+
+        Raises:
+            LinkError: the pager is closed.
         """
+        self._check_open()
         if (bank_count, group_size) == (len(self.arena.banks), self.group_size):
             return
         self.settle()
@@ -156,6 +169,7 @@ class Pager:
         """
         if not (wanted := self.wanted(layer, group)):
             return
+        self._check_open()
         bank = self.arena.banks[number]
         bank.move(BankState.FILLING)
         if bank.group != (layer, group):
@@ -220,6 +234,10 @@ class Pager:
             if bank.state is not BankState.AVAILABLE:
                 bank.move(BankState.AVAILABLE)
         self._reader.drain()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LinkError("the pager is closed")
 
     def _tell(self, piece: Span) -> None:
         if (on_piece := self._on_piece) is not None:

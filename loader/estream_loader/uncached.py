@@ -74,8 +74,8 @@ class UncachedSource:
             self._worked = True
             return count
         except OSError as error:
-            # Before any has worked, it may be the system that forbids them; where it is the device that fails, it fails
-            # in the read through the cache, too.
+            # Before any has worked, it may be the system that forbids them, or the memory, as buffers shared with other
+            # devices do; where it is the device that fails, it fails in the read through the cache, too.
             if self._worked and error.errno not in _REFUSALS:
                 raise
             self._refuse(f"direct reads are refused: {error.strerror}")

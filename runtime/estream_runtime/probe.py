@@ -75,7 +75,8 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
         clock = LayerClock(session, held)
         progress.begin("computing", probe_computing.measurements(lengths))
         layers, spread = probe_computing.layer_times(clock, lengths, progress)
-        group_s, toll_s = probe_computing.toll(clock, progress)
+        call_s = probe_computing.group_call_s(clock, progress)
+        group_s, toll_s = probe_computing.toll(clock, call_s, progress)
     longer = "what layers take longer while experts are read and proven"
     head_source = f"median of one row; {computing}"
     profile = DeviceProfile(
@@ -83,7 +84,7 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
         about=f"measured by estream-run probe with {package.manifest.name}; {computing}",
         read_rates=_read_rates(rates),
         read_start_s=_seconds(start_s, "median of reads of one page past the page cache, one at a time"),
-        experts=_experts(layers, model, computing),
+        experts=_experts(layers, call_s, model, computing),
         layer_flops=_layer_flops(layers, model, computing),
         head_weight_s=_seconds(median(each.head_s for each in layers) / (model.hidden * model.vocabulary), head_source),
         read_toll_s=_seconds(toll_s, f"{longer}, by bytes; {computing}"),
@@ -114,8 +115,8 @@ def _read_rates(rates: Mapping[int, Mapping[int, float]]) -> tuple[ReadRate, ...
     )
 
 
-def _experts(layers: Sequence[LayerTime], model: ModelDescription, computing: str) -> ExpertTimes:
-    """Experts by the tokens that those with any have in the mean.
+def _experts(layers: Sequence[LayerTime], call_s: float, model: ModelDescription, computing: str) -> ExpertTimes:
+    """Experts by the tokens that those with any have in the mean, without what their groups take, `call_s` each.
 
     Raises:
         LinkError: none of those that were in the arena had any.
@@ -126,12 +127,14 @@ def _experts(layers: Sequence[LayerTime], model: ModelDescription, computing: st
         raise LinkError("no prompt had a token for the experts in the arena, nothing is known of their time", hint=hint)
     fit = fit_experts(
         [each.rows / each.active for each in busy],
-        [each.experts_s / each.active for each in busy],
+        [each.alone_s(call_s) / each.active for each in busy],
         expert_weights(model, 0),
     )
     how = f"medians over the experts of the first layer, in the arena already; {computing}"
     return ExpertTimes(
-        group_call_s=_seconds(0.0, "nothing beside what its experts take: each has its own call"),
+        group_call_s=_seconds(
+            call_s, f"to await, use and release a group that is there, beyond its experts' own calls; {how}"
+        ),
         weight_s=_seconds(
             fit.weight_s, f"what no tokens would take by a straight line through few: to expand, pack, call; {how}"
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 from typing import Final
 
@@ -18,10 +19,11 @@ import numpy.typing as npt
 from estream_loader.progress import Progress
 from estream_runtime.batch import Batch
 from estream_runtime.interpreter import Floats
+from estream_runtime.recorder import Timed
 from estream_runtime.session import Session
 from estream_spec.errors import LinkError
 from estream_spec.model import ModelDescription
-from estream_spec.profile_fit import Loss, fit_toll
+from estream_spec.profile_fit import LEAST, Loss, fit_toll
 from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
 
@@ -35,6 +37,11 @@ MOST_TOKENS: Final = 256
 """Tokens of an expert in the longest prompt that is measured."""
 LONGEST: Final = 2048
 """Tokens of the longest prompt that is measured, whatever its experts have of them."""
+_CALL_TOKENS: Final = 32
+"""The prompt whose groups are timed apart from their experts."""
+_CALL_ROUNDS: Final = 5
+_CALL_REPEATS: Final = 4
+"""How often each group is called in a round."""
 _TOLL_TOKENS: Final = (32, 128)
 """Prompts beside which is read."""
 _TOLL_LAYERS: Final = 2
@@ -57,6 +64,7 @@ class LayerTime:
         experts_s: seconds for the experts that are in the arena.
         head_s: seconds for the head, of one row.
         active: how many of those experts have tokens.
+        groups: in how many groups.
         rows: tokens they have together.
     """
 
@@ -65,7 +73,12 @@ class LayerTime:
     experts_s: float
     head_s: float
     active: int
+    groups: int
     rows: int
+
+    def alone_s(self, call_s: float) -> float:
+        """Seconds for the experts without what their groups take, `call_s` each."""
+        return max(self.experts_s - self.groups * call_s, LEAST * self.experts_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +97,16 @@ class PagedTime:
     reads: int
     bytes_read: int
 
-    def loss(self, layer: LayerTime, rows: int) -> Loss:
+    def loss(self, layer: LayerTime, rows: int, call_s: float) -> Loss:
         """What reading took from computing.
 
         Args:
             layer: a layer of the same prompt with nothing read, and some or all of its experts in the arena.
             rows: tokens that all experts of a layer have together.
+            call_s: seconds that a group takes with nothing read.
         """
-        alone_s = self.layers * layer.experts_s * rows / layer.rows + (self.layers - 1) * layer.other_s
+        experts_s = self.layers * layer.alone_s(call_s) * rows / layer.rows
+        alone_s = experts_s + self.reads * call_s + (self.layers - 1) * layer.other_s
         return Loss(seconds=self.computing_s - alone_s, groups=self.reads, bytes_read=self.bytes_read)
 
 
@@ -146,6 +161,14 @@ class Held:
         ending = [Instruction(Opcode.COMBINE, 0), Instruction(Opcode.HEAD)]
         return self._program(Phase.PREFILL, [Instruction(Opcode.EMBED), *attention * 2, *fills, *experts, *ending])
 
+    def calls(self) -> Program:
+        """The first layer, whose groups are called several times each."""
+        calling = (Opcode.FILL, Opcode.AWAIT, Opcode.EXPERTS, Opcode.RELEASE)
+        experts = [Instruction(opcode, 0, *each) for each in self._places * _CALL_REPEATS for opcode in calling]
+        beginning = [Instruction(Opcode.EMBED), Instruction(Opcode.ATTEND, 0), Instruction(Opcode.ROUTE, 0)]
+        ending = [Instruction(Opcode.COMBINE, 0), Instruction(Opcode.HEAD)]
+        return self._program(Phase.PREFILL, [*beginning, *experts, *ending])
+
     def paged(self, shape: ExpertShape, group_size: int) -> Program:
         """The first layers, whose experts are read beside computing; those of more than one layer do not all stay."""
         first = ExpertShape(counts=shape.counts[:_TOLL_LAYERS], record_lengths=shape.record_lengths[:_TOLL_LAYERS])
@@ -184,7 +207,7 @@ class LayerClock:
     def __init__(self, session: Session, held: Held):
         self.model = session.package.manifest.model
         self.held = held
-        self._interpreter, self._layer = session.interpreter, held.layer()
+        self._interpreter, self._layer, self._calls = session.interpreter, held.layer(), held.calls()
         shape = session.package.expert_shape
         self._large, self._small = held.paged(shape, held.group_size), held.paged(shape, 1)
         self.load()
@@ -218,8 +241,19 @@ class LayerClock:
             experts_s=ended[0] - routed[1],
             head_s=ended[1] - ended[0],
             active=int(np.count_nonzero(counts)),
+            groups=int(np.count_nonzero(counts.reshape(self.held.banks, -1).any(axis=1))),
             rows=int(counts.sum()),
         )
+
+    def run_calls(self, tokens: int) -> list[Timed]:
+        """Take a prompt of so many tokens through the layer, its groups several times; what computed them."""
+        recorder, found = self._interpreter.recorder, list[Timed]()
+        recorder.events = found
+        try:
+            self._interpreter.run(self._calls, self._batch(tokens), lambda x: None)
+        finally:
+            recorder.events = None
+        return [each for each in found if each.expert is not None]
 
     def run_paged(self, tokens: int) -> tuple[PagedTime, PagedTime]:
         """Take a prompt through some layers while their experts are read, in large groups and one by one.
@@ -268,11 +302,43 @@ def layer_times(clock: LayerClock, lengths: Sequence[int], progress: Progress) -
     return [_typical(runs) for runs in found], median(_spread(runs[1:]) for runs in found)
 
 
-def toll(clock: LayerClock, progress: Progress) -> tuple[float, float]:
+def group_call_s(clock: LayerClock, progress: Progress) -> float:
+    """Seconds that the interpreter takes to await, use and release a group that is there, its experts left out."""
+    events = list[list[Timed]]()
+    for _ in range(_CALL_ROUNDS):
+        events.append(clock.run_calls(min(_CALL_TOKENS, clock.model.context_length)))
+        progress.advance(1)
+    return group_seam_s(events)
+
+
+def group_seam_s(runs: Sequence[Sequence[Timed]]) -> float:
+    """How much longer than between two experts of one group it takes from the last of a group to the first of the next.
+
+    Args:
+        runs: what was done for experts, in the order of time.
+
+    Returns:
+        Seconds, in the median; 0 where no group followed another.
+    """
+    within, between = list[float](), list[float]()
+    for run in runs:
+        for last, first in pairwise(run):
+            if first.activity != "expand":
+                continue  # the same expert goes on
+            # A group that follows itself begins again with its first expert.
+            goes_on = last.group == first.group and (last.expert or 0) < (first.expert or 0)
+            (within if goes_on else between).append(first.begun - last.ended)
+    if not between:
+        return 0.0
+    return max(0.0, median(between) - (median(within) if within else 0.0))
+
+
+def toll(clock: LayerClock, call_s: float, progress: Progress) -> tuple[float, float]:
     """Seconds that computing takes longer for each group, and for each byte, that is read beside it.
 
     Each prompt is run once beside reading large groups, once beside reading small ones, and at once again without. Both
-    are 0 where nothing can be read beside computing, since the arena holds all there is or has a single bank.
+    are 0 where nothing can be read beside computing, since the arena holds all there is or has a single bank. What a
+    group takes with nothing read, `call_s`, is not in them.
     """
     if clock.held.banks == 1:
         return 0.0, 0.0
@@ -285,14 +351,15 @@ def toll(clock: LayerClock, progress: Progress) -> tuple[float, float]:
             layer = clock.run(length)
             progress.advance(1)
             if layer.rows and all(each.bytes_read for each in paged):
-                large, small = (each.loss(layer, length * clock.model.expert_block(0).router.top_k) for each in paged)
+                rows = length * clock.model.expert_block(0).router.top_k
+                large, small = (each.loss(layer, rows, call_s) for each in paged)
                 losses.append((large, small))
     return fit_toll(losses) if losses else (0.0, 0.0)
 
 
 def measurements(lengths: Sequence[int]) -> int:
-    """How many steps `layer_times` and `toll` report to their progress, at most."""
-    return MAX_ROUNDS * len(lengths) + _TOLL_ROUNDS * len(_TOLL_TOKENS)
+    """How many steps `layer_times`, `group_call_s` and `toll` report to their progress, at most."""
+    return MAX_ROUNDS * len(lengths) + _CALL_ROUNDS + _TOLL_ROUNDS * len(_TOLL_TOKENS)
 
 
 def _spread(runs: Sequence[LayerTime]) -> float:
@@ -310,5 +377,6 @@ def _typical(runs: Sequence[LayerTime]) -> LayerTime:
         experts_s=median(run.experts_s for run in runs),
         head_s=median(run.head_s for run in runs),
         active=runs[0].active,
+        groups=runs[0].groups,
         rows=runs[0].rows,
     )

@@ -130,7 +130,7 @@ def _experts(package: Package) -> tuple[int, int]:
 
 def _memory(length: int) -> memoryview:
     """Page-aligned memory whose pages are there before anything is timed."""
-    whole = memoryview(page_aligned(length))
+    whole = page_aligned(length)
     for at in range(0, length, mmap.PAGESIZE):
         whole[at] = 0
     return whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_loader.dense import EmbeddingRows
+from estream_loader.memory import ARENA_KINDS, ArenaKind
 from estream_loader.package import Package
 from estream_loader.pager import Pager
 from estream_loader.tokenizing import tokenizer_faults
-from estream_runtime.backends import Backend, GraphKey, default_backend, open_backend
+from estream_runtime.backends import Backend, GraphKey, default_backend, fallback_notice, open_backend
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import KeyValues
+from estream_runtime.host_processors import usable_processors
 from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
 from estream_runtime.programs import POLICIES, Sizes, choose_programs
@@ -89,6 +90,8 @@ class Session:
         package: an open package, which must stay open.
         backend: `native`, `portable` or `reference`; None takes `native` where it was compiled, else `portable`.
         arena_bytes: memory for experts; None takes what the device's configurations say.
+        arena_kind: what that memory is: `ordinary`, or `rpcmem`, which the NPU of a Snapdragon device shares; None
+            takes `ordinary`.
         group_size: experts read together, as far as the arena has room; None takes what the device's configuration
             says, or less, so that two groups find room.
         threads: threads for computing; None takes all processors this process may use.
@@ -104,10 +107,11 @@ class Session:
         threads: threads for computing.
         start_up_s: seconds it took to open the session, by part; dense weights are read meanwhile and may be read
             longer. Whoever opens it may add what came before.
+        notice: why what computes is not the fast backend, where none was asked for; None where it is.
 
     Raises:
-        LinkError: no such backend, policy or device, an arena smaller than one expert, or graphs and weights that do
-            not fit each other.
+        LinkError: no such backend, policy or device, an arena smaller than one expert or of memory that cannot be had,
+            or graphs and weights that do not fit each other.
         FormatError: the package turns out to be faulty.
     """
 
@@ -117,6 +121,7 @@ class Session:
         backend: str | None = None,
         arena_bytes: int | None = None,
         *,
+        arena_kind: ArenaKind | None = None,
         group_size: int | None = None,
         threads: int | None = None,
         lanes: int | None = None,
@@ -127,6 +132,8 @@ class Session:
         manifest = package.manifest
         if arena_bytes is not None and not is_whole(arena_bytes):
             raise LinkError(f"arena_bytes is {arena_bytes!r}, expected a number of bytes")
+        if arena_kind is not None and arena_kind not in ARENA_KINDS:
+            raise LinkError(f"unknown arena kind {arena_kind!r}, expected one of: {', '.join(ARENA_KINDS)}")
         if group_size is not None and not is_whole(group_size, 1):
             raise LinkError(f"group_size is {group_size!r}, expected at least 1")
         if threads is not None and not is_whole(threads, 1, MAX_THREADS):
@@ -140,7 +147,7 @@ class Session:
             raise LinkError(f"unknown policy {policy!r}, expected one of: {', '.join(POLICIES)}")
         self._package, self._model = package, manifest.model
         self._closed = False
-        self.threads = _plain(threads) or len(os.sched_getaffinity(0))
+        self.threads = _plain(threads) or usable_processors()
         sizes = Sizes(
             arena_bytes=_plain(arena_bytes), group_size=_plain(group_size), prefetch_depth=_plain(prefetch_depth)
         )
@@ -156,12 +163,14 @@ class Session:
                 GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
                 for graph in manifest.graphs
             }
+            self.notice = fallback_notice() if backend is None else None
             opened = open_backend(backend or default_backend(), self._model, graphs, self.threads)
             stack.callback(opened.close)
             self._backend = opened
             laps.end("backend")
             lanes = _plain(lanes) or self._programs.lanes
-            pager = stack.enter_context(Pager(package, arena_bytes=self._programs.arena_bytes, lanes=lanes))
+            arena_bytes, kind = self._programs.arena_bytes, arena_kind or "ordinary"
+            pager = stack.enter_context(Pager(package, arena_bytes=arena_bytes, lanes=lanes, arena_kind=kind))
             laps.end("arena")
             scratch = scratch_for(package)
             dense = DenseWeights(package, opened, scratch, self._records)
@@ -388,7 +397,13 @@ class Session:
 
     def _meter(self, prompt: Ids) -> Meter:
         program, _ = self._programs.for_rows(len(prompt), self._model)
-        return Meter(self._interpreter, len(prompt), POLICY_NAMES[Policy(program.policy)])
+        return Meter(
+            self._interpreter,
+            len(prompt),
+            policy=POLICY_NAMES[Policy(program.policy)],
+            backend=self._backend.name,
+            notice=self.notice,
+        )
 
     def _followed_by(self, x: Floats, targets: Ids) -> npt.NDArray[np.float64]:
         """Log-probability of the token that follows each row, a block of rows at a time: logits are large."""

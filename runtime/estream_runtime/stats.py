@@ -20,6 +20,8 @@ class Stats:
     """What one run cost.
 
     Attributes:
+        backend: what computed.
+        notice: why that was not the fast one, where none was asked for; None where it was.
         prompt_tokens: tokens given.
         new_tokens: tokens made.
         ttft_s: seconds from the call to the first token, or to its logits where none is made; opening the package and
@@ -32,6 +34,7 @@ class Stats:
         bytes_read: bytes of expert records read.
         reads: reads of expert records.
         peak_arena_bytes: the arena's size; it never grows.
+        arena_kind: what kind of memory the arena is: `ordinary` or `rpcmem`.
         peak_resident_bytes: most memory that the process has had resident so far, everything included. A process takes
             over the peak of the one that started it, where that is higher.
         policy: when experts of the prompt are read: `pre-routing`, `post-routing`, `on-demand` or `resident`.
@@ -39,6 +42,8 @@ class Stats:
         reading_mode: whether the page cache is bypassed: `direct`, `direct, unproven: REASON` or `buffered: REASON`.
     """
 
+    backend: str
+    notice: str | None
     prompt_tokens: int
     new_tokens: int
     ttft_s: float
@@ -50,6 +55,7 @@ class Stats:
     bytes_read: int
     reads: int
     peak_arena_bytes: int
+    arena_kind: str
     peak_resident_bytes: int
     policy: str
     lanes: int
@@ -94,8 +100,10 @@ class Laps:
 class Meter:
     """Adds up what the stretches of one run cost; runs of one session may alternate."""
 
-    def __init__(self, interpreter: Interpreter, prompt_tokens: int, policy: str):
+    def __init__(self, interpreter: Interpreter, prompt_tokens: int, *, policy: str, backend: str, notice: str | None):
         self._interpreter: Final = interpreter
+        self._backend: Final = backend
+        self._notice: Final = notice
         self._policy: Final = policy
         self._prompt_tokens, self._new_tokens = prompt_tokens, 0
         self._ttft: float | None = None
@@ -122,7 +130,10 @@ class Meter:
         total, io_busy, bytes_read, reads, *spent = self._spent
         activities = dict(zip(self._interpreter.recorder.seconds, spent, strict=True))
         waiting = activities["wait"]
+        arena = self._interpreter.pager.arena
         return Stats(
+            backend=self._backend,
+            notice=self._notice,
             prompt_tokens=self._prompt_tokens,
             new_tokens=self._new_tokens,
             ttft_s=total if self._ttft is None else self._ttft,
@@ -133,7 +144,8 @@ class Meter:
             bubble=waiting / total if total > 0 else 0.0,
             bytes_read=int(bytes_read),
             reads=int(reads),
-            peak_arena_bytes=self._interpreter.pager.arena.length,
+            peak_arena_bytes=arena.length,
+            arena_kind=arena.kind,
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
             policy=self._policy,
             lanes=self._interpreter.pager.lanes,

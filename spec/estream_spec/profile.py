@@ -96,7 +96,8 @@ class ExpertTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """How long experts take.
 
     Attributes:
-        group_call_s: for a group with tokens, whatever else is in it: to call the graph.
+        group_call_s: for a group with tokens, whatever else is in it: to await, use and release it, and to call the
+            graph where that takes all its experts.
         weight_s: for each weight of an expert that has tokens, however many: to move and expand it.
         flops: multiplications and additions per second, by the rows of gate and up.
         row_tile: tokens are computed in tiles of so many rows.

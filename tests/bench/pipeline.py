@@ -180,7 +180,7 @@ def plain_rate(package: Path, lanes: int) -> float:
     file = source.open_direct()
 
     def read(offsets: range) -> None:
-        buffer = memoryview(page_aligned(PIECE))
+        buffer = page_aligned(PIECE)
         for offset in offsets:
             if file.read_into(buffer, offset) != PIECE:
                 raise click.ClickException(f"{package} is shorter than it was")

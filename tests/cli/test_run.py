@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cli.conftest import Run
-from estream_loader import open_package
+from estream_loader import open_package, rpcmem
 from estream_loader.console import size
 from estream_packer.configuring import configure_changes
 from estream_packer.editing import edit_package
@@ -22,6 +23,7 @@ from estream_runtime import Session, backends
 from estream_runtime.backends import BACKENDS
 from estream_runtime.native import library
 from estream_spec.manifest import DeviceConfiguration
+from fixtures.cdsprpc import StandIn
 from fixtures.olmoe import EXPERTS, LAYERS
 from fixtures.packed import UNQUANTISED, PackageFactory
 
@@ -41,7 +43,7 @@ def test_generate_shows_the_text_and_what_it_cost(run: Run, packed: PackageFacto
     first, second = found.err.splitlines()
     assert first.startswith(f"{len(PROMPT) - 3} tokens in, 20 out; first token after ")
     assert first.endswith(" tokens/s")
-    assert "arena 49,152 bytes" in second
+    assert second.startswith(f"{backends.default_backend()}, arena 49,152 bytes, ")
     assert "% of the package's" in second
     assert "of experts read in" in second
 
@@ -79,11 +81,43 @@ def test_without_a_compiled_kernel_other_means_compute_and_that_is_told(
         monkeypatch.setattr(module, "paths_here", tuple)
     found = run("generate", packed(), *options)
     assert (found.code, found.out) == (0, expected.out)
-    assert found.err.startswith("notice: the native kernel was not compiled when estream-pack was installed, so ONNX")
+    notice, *_, cost = found.err.splitlines()
+    assert notice.startswith("notice: the native kernel was not compiled when estream-pack was installed, so ONNX")
+    assert cost.startswith("portable, arena ")
+    stats = json.loads(run("generate", packed(), *options, "--json").out)["stats"]
+    assert (stats["backend"], f"notice: {stats['notice']}") == ("portable", notice)
     refused = run("generate", packed(), *options, "--backend", "native")
     assert (refused.code, refused.out) == (1, "")
     assert "the native kernel was not compiled" in refused.err
     assert "C compiler" in refused.err
+
+
+def test_backend_that_was_asked_for_is_named_without_a_notice(run: Run, packed: PackageFactory) -> None:
+    for backend in ("portable", "reference"):
+        found = run("generate", packed(), "--prompt", PROMPT, "--max-new-tokens", "2", "--backend", backend, "--json")
+        stats = json.loads(found.out)["stats"]
+        assert (stats["backend"], stats["notice"], stats["arena_kind"]) == (backend, None, "ordinary")
+
+
+def test_arena_may_be_shared_with_an_npu(run: Run, packed: PackageFactory, tmp_path: Path) -> None:
+    StandIn(tmp_path)
+    options = ["--prompt", PROMPT, "--max-new-tokens", "3", "--arena", "48K"]
+    line = command_line("generate", packed(), *options, "--arena-kind", "rpcmem")
+    found = subprocess.run(line, env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, run("generate", packed(), *options).out)
+    assert ", arena 49,152 bytes of rpcmem, " in found.stderr
+
+
+def test_arena_cannot_be_shared_without_the_library_for_it(
+    run: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpcmem, "LIBRARY", "libcdsprpc-absent.so")
+    found = run("generate", packed(), "--prompt", PROMPT, "--arena-kind", "rpcmem")
+    assert (found.code, found.out) == (1, "")
+    error, hint = found.err.splitlines()
+    assert error.startswith("estream-run: error: no memory to share with an NPU: libcdsprpc-absent.so: cannot open")
+    assert "ask for the arena kind 'ordinary'" in hint
+    assert run("generate", packed(), "--prompt", PROMPT, "--arena-kind", "shared").code == 2
 
 
 def test_when_and_how_experts_are_read_changes_no_text(run: Run, packed: PackageFactory) -> None:

@@ -6,18 +6,34 @@ from collections.abc import Mapping
 from typing import Final
 
 from estream_runtime.backends.protocol import Array, Backend, GraphKey, MatrixForm
-from estream_runtime.native.library import paths_here
+from estream_runtime.native.library import paths_here, why_none
 from estream_spec.errors import LinkError
 from estream_spec.model import ModelDescription
 
 BACKENDS: Final = ("native", "portable", "reference")
 
-__all__ = ["BACKENDS", "Array", "Backend", "GraphKey", "MatrixForm", "default_backend", "open_backend"]
+__all__ = [
+    "BACKENDS",
+    "Array",
+    "Backend",
+    "GraphKey",
+    "MatrixForm",
+    "default_backend",
+    "fallback_notice",
+    "open_backend",
+]
 
 
 def default_backend() -> str:
     """`native` where the kernel was compiled, otherwise `portable`."""
     return "native" if paths_here() else "portable"
+
+
+def fallback_notice() -> str | None:
+    """What to tell whoever asked for no backend where the default is not the fast one; None where it is."""
+    if default_backend() == "native":
+        return None
+    return f"{why_none()}, so ONNX Runtime computes, which is slower"
 
 
 def open_backend(name: str, model: ModelDescription, graphs: Mapping[GraphKey, bytes], threads: int) -> Backend:

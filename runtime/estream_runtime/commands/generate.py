@@ -82,8 +82,9 @@ def _summary(stats: Stats, package_bytes: int) -> str:
     rate = stats.decode_tokens_per_s
     speed = "" if rate is None else f", then {rate:.1f} tokens/s"
     share = stats.peak_arena_bytes / package_bytes
+    kind = "" if stats.arena_kind == "ordinary" else f" of {stats.arena_kind}"
+    arena = f"arena {stats.peak_arena_bytes:,} bytes{kind}, {share:.1%} of the package's {package_bytes:,}"
     return (
         f"{stats.prompt_tokens} tokens in, {stats.new_tokens} out; first token after {stats.ttft_s:.2f} s{speed}\n"
-        f"arena {stats.peak_arena_bytes:,} bytes, {share:.1%} of the package's {package_bytes:,}; "
-        f"{stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads"
+        f"{stats.backend}, {arena}; {stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads"
     )

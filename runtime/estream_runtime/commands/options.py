@@ -13,9 +13,9 @@ import click
 from estream_loader import Integrity, open_package
 from estream_loader.console import FILE, SIZE_HELP, size
 from estream_loader.keys import read_signature
+from estream_loader.memory import ARENA_KINDS, ArenaKind
 from estream_loader.policy_options import policy_of, policy_options
-from estream_runtime.backends import BACKENDS, default_backend
-from estream_runtime.native.library import why_none
+from estream_runtime.backends import BACKENDS, fallback_notice
 from estream_runtime.programs import POLICIES
 from estream_runtime.session import MAX_THREADS, Session
 from estream_runtime.stats import Laps, process_age_s
@@ -35,8 +35,8 @@ class FiniteRange(click.FloatRange):
 
 def tell_of_fallback() -> None:
     """Say so where the backend that is taken by default is not the fast one."""
-    if default_backend() == "portable":
-        click.echo(f"notice: {why_none()}, so ONNX Runtime computes, which is slower", err=True)
+    if (notice := fallback_notice()) is not None:
+        click.echo(f"notice: {notice}", err=True)
 
 
 def session_options(verb: Callable[..., None]) -> Callable[..., None]:
@@ -56,6 +56,12 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         help=f"Most memory for experts: {SIZE_HELP}; whole groups of them are used.  [default: the package's]",
     )
     @click.option(
+        "--arena-kind",
+        type=click.Choice(ARENA_KINDS),
+        help="What memory for experts is: this process's own, or what it shares with the NPU of a Snapdragon device."
+        "  [default: ordinary]",
+    )
+    @click.option(
         "--backend",
         type=click.Choice(BACKENDS),
         help="What computes.  [default: native where that was compiled, otherwise portable]",
@@ -73,7 +79,9 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         help="Reads outstanding at a time.  [default: the most that the device's configurations ask for]",
     )
     @click.option(
-        "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads for computing.  [default: all processors]"
+        "--threads",
+        type=click.IntRange(1, MAX_THREADS),
+        help="Threads for computing.  [default: all processors this process may use]",
     )
     @click.option(
         "--integrity",
@@ -87,6 +95,7 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         package: Path,
         device: str | None,
         arena: int | None,
+        arena_kind: ArenaKind | None,
         backend: str | None,
         policy: str | None,
         lanes: int | None,
@@ -105,7 +114,16 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         laps, age_s = Laps(), process_age_s()
         with open_package(package, integrity=integrity, policy=trusted) as opened:
             laps.end("package")
-            with Session(opened, backend, arena, threads=threads, lanes=lanes, policy=policy, device=device) as session:
+            with Session(
+                opened,
+                backend,
+                arena,
+                arena_kind=arena_kind,
+                threads=threads,
+                lanes=lanes,
+                policy=policy,
+                device=device,
+            ) as session:
                 process = {} if age_s is None else {"process": age_s}
                 session.start_up_s = {**process, **laps.seconds, **session.start_up_s}
                 verb(session, **rest)

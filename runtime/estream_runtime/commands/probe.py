@@ -37,7 +37,9 @@ def profile_name(text: str) -> str:
 )
 @click.option("--name", type=profile_name, default="probed", show_default=True, help="What to call this device.")
 @click.option(
-    "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads for computing.  [default: all processors]"
+    "--threads",
+    type=click.IntRange(1, MAX_THREADS),
+    help="Threads for computing.  [default: all processors this process may use]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 def command(package: Path, output: Path | None, name: str, threads: int | None, as_json: bool) -> None:
@@ -83,6 +85,7 @@ def _summary(found: Probe) -> Iterator[str]:
     yield ""
     weight_s, flops = profile.experts.weight_s.value, max(profile.experts.flops.values)
     yield f"experts   {weight_s * 1e9:.4f} ns a weight, then up to {flops / 1e9:.0f} GFLOP/s"
+    yield f"groups    {profile.experts.group_call_s.value * 1e3:.3f} ms each beside their experts"
     yield f"head      {profile.head_weight_s.value * 1e9:.4f} ns a weight"
     yield f"reading   starts in {profile.read_start_s.value * 1e6:.0f} us"
     if profile.read_toll_s is not None:

@@ -7,7 +7,6 @@ other is proven when a package is opened, by the rules of FORMAT.md section 7.3.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Mapping
 from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
@@ -19,6 +18,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from estream_runtime.host_processors import usable_processors
 from estream_runtime.native.paths import PATHS, PLAIN, KernelPath
 from estream_spec.errors import LinkError, printable
 
@@ -188,7 +188,7 @@ class Kernel:
         self.path, self._library = chosen.name, loaded
         self._guard = threading.Lock()  # whoever closes it waits for a call of another thread
         # More threads than processors would only wait for each other.
-        self._pool = loaded.kernel_open(min(threads, len(os.sched_getaffinity(0))))
+        self._pool = loaded.kernel_open(min(threads, usable_processors()))
         if not self._pool:
             raise LinkError(f"no memory for {threads} threads of the native kernel")
 

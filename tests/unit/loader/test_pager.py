@@ -445,8 +445,10 @@ def test_closing_with_reads_under_way() -> None:
         pager.close()
         pager.close()
         pager.settle()
-        with pytest.raises(LinkError, match="the reader is closed"):
+        with pytest.raises(LinkError, match="the pager is closed"):
             pager.fill(1, 0, 0)
+        with pytest.raises(LinkError, match="the pager is closed"):
+            pager.divide(2, 1)
 
 
 def damaged() -> bytes:

@@ -228,7 +228,7 @@ class TestProof:
         source.fault = refuses(number, from_read)
         assert read_all(source) == f"buffered: direct reads are refused: {os.strerror(number)}"
 
-    @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EIO])
+    @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EIO, errno.EFAULT])
     def test_first_read_that_fails_is_a_refusal(self, source: PretendedSource, number: int) -> None:
         """As where the system forbids them; the bytes come through the cache."""
         source.fault = refuses(number)

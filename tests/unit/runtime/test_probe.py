@@ -13,14 +13,18 @@ import pytest
 from estream_loader import direct, open_package
 from estream_loader.progress import Quiet
 from estream_loader.reading import Reader
-from estream_packer.planning import plan_prompts
+from estream_packer.planning import package_workload, plan_prompts
 from estream_runtime import probe_computing, probe_reading
 from estream_runtime.probe import Probe, probe
-from estream_runtime.probe_computing import Held, LayerClock, LayerTime
+from estream_runtime.probe_computing import Held, LayerClock, LayerTime, PagedTime, group_seam_s
+from estream_runtime.recorder import Timed
 from estream_spec.errors import LinkError
 from estream_spec.profile import Described, decode_profile, encode_profile
+from estream_spec.routing_load import even_shares, expected_load
 from estream_spec.schedule import ExpertShape
-from fixtures.olmoe import EXPERTS
+from estream_spec.trace import Activity
+from estream_spec.workload import grouped_work
+from fixtures.olmoe import EXPERTS, LAYERS
 from fixtures.packed import UNQUANTISED, PackageFactory
 
 TMPFS = 0x01021994
@@ -110,7 +114,7 @@ class TestProfile:
 
         def timed(clock: LayerClock, tokens: int) -> LayerTime:
             took = next(seconds) / 2
-            return LayerTime(tokens=tokens, other_s=took, experts_s=took, head_s=1.0, active=1, rows=1)
+            return LayerTime(tokens=tokens, other_s=took, experts_s=took, head_s=1.0, active=1, groups=1, rows=1)
 
         monkeypatch.setattr(LayerClock, "run", timed)
         monkeypatch.setattr(probe_computing, "toll", lambda *_: (0.0, 0.0))
@@ -121,6 +125,22 @@ class TestProfile:
         planned = plan_prompts(str(packed()), probed(packed).profile, 1 << 30, [1, 16])
         assert planned.estimated == ()
         assert [plan.tokens for plan in planned.plans] == [1, 16]
+
+    def test_what_a_group_takes_beside_its_experts_is_measured_and_counts(self, packed: PackageFactory) -> None:
+        profile = probed(packed).profile
+        call_s = profile.experts.group_call_s.value
+        assert 0 < call_s < 0.05
+        free = msgspec.structs.replace(profile.experts.group_call_s, value=0.0)
+        without = msgspec.structs.replace(profile, experts=msgspec.structs.replace(profile.experts, group_call_s=free))
+        with open_package(packed()) as package:
+            workload = package_workload(package)
+        loads = [expected_load(even_shares(workload.model.expert_block(layer)), 256) for layer in range(LAYERS)]
+        for group_size in (1, EXPERTS):
+            one, other = (grouped_work(workload, each, 256, loads, group_size, 1) for each in (profile, without))
+            more = sum(sum(layer.compute_s) for layer in one.layers) - sum(
+                sum(layer.compute_s) for layer in other.layers
+            )
+            assert more == pytest.approx(call_s * LAYERS * EXPERTS / group_size)
 
     def test_progress_is_told_of_each_measurement(self, packed: PackageFactory) -> None:
         progress = Counting()
@@ -142,6 +162,7 @@ def test_only_some_experts_are_held_where_there_is_little_memory(
     assert {layer.active for layer in found.layers} == {0, 1}
     tokens = [layer.rows for layer in found.layers if layer.active]
     assert sorted(set(tokens)) != [1 << shift for shift in range(7)]
+    assert 0 < found.profile.experts.group_call_s.value < 0.05
     assert found.profile.read_group_toll_s is not None
     assert found.profile.read_toll_s is not None
     assert (found.profile.read_group_toll_s.value, found.profile.read_toll_s.value) == (0, 0)
@@ -227,3 +248,34 @@ def test_reads_that_are_not_proven_are_refused(packed: PackageFactory, monkeypat
     monkeypatch.setattr(Reader, "mode", "direct, unproven: the system does not tell")
     with open_package(packed()) as package, pytest.raises(LinkError, match="reads are direct, unproven"):
         probe(package, "here", 1, Quiet())
+
+
+def timed(begun: float, ended: float, group: int, expert: int, activity: Activity = "products") -> Timed:
+    return Timed(activity, begun, ended, 0, group, expert, 1)
+
+
+def test_group_takes_what_lies_between_two_of_them_beyond_what_lies_between_two_experts() -> None:
+    run = [
+        timed(0.0, 1.0, 0, 3, "expand"),
+        timed(1.5, 2.0, 0, 3),
+        timed(2.25, 3.0, 0, 5, "expand"),
+        timed(3.5, 4.0, 0, 5),
+        timed(6.25, 7.0, 0, 3, "expand"),  # the group again
+        timed(7.0, 8.0, 0, 3),
+        timed(10.25, 11.0, 1, 8, "expand"),
+        timed(11.0, 12.0, 1, 8),
+    ]
+    assert group_seam_s([run, run]) == 2.25 - 0.25
+    assert group_seam_s([run[4:]]) == 2.25
+    assert group_seam_s([run[:4]]) == group_seam_s([]) == 0
+
+
+def test_what_groups_take_is_neither_put_down_to_experts_nor_to_reading() -> None:
+    layer = LayerTime(tokens=32, other_s=1.0, experts_s=5.0, head_s=0.0, active=8, groups=2, rows=64)
+    assert layer.alone_s(0.0) == 5.0
+    assert layer.alone_s(0.5) == 4.0
+    assert 0 < layer.alone_s(9.0) < 0.1
+    paged = PagedTime(layers=2, computing_s=30.0, reads=16, bytes_read=100)
+    loss = paged.loss(layer, 128, 0.5)
+    assert loss.seconds == 30.0 - (2 * 4.0 * 2 + 16 * 0.5 + 1.0)
+    assert (loss.groups, loss.bytes_read) == (16, 100)

@@ -17,7 +17,7 @@ from estream_loader import Integrity, open_package
 from estream_loader.arena import Bank
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
-from estream_runtime import Session
+from estream_runtime import Session, backends
 from estream_runtime.backends import BACKENDS
 from estream_runtime.backends.portable import PortableBackend
 from estream_runtime.evaluation import compare
@@ -367,3 +367,19 @@ def test_stats_tell_what_was_read(packed: PackageFactory) -> None:
 def test_the_package_says_which_arena_it_wants(session: Session) -> None:
     configuration = session.package.manifest.device_configurations[0]
     assert session.prefill(PROMPT).stats.peak_arena_bytes == configuration.arena_bytes
+
+
+def test_session_says_why_the_fast_backend_does_not_compute(
+    packed: PackageFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_package(packed()) as package:
+        with Session(package, threads=1) as session:
+            assert (session.notice, session.prefill(PROMPT).stats.notice) == (None, None)
+        monkeypatch.setattr(backends, "paths_here", tuple)
+        monkeypatch.setattr(backends, "why_none", lambda: "the kernel is missing")
+        with Session(package, threads=1) as session:
+            stats = session.prefill(PROMPT).stats
+            assert session.notice == stats.notice == "the kernel is missing, so ONNX Runtime computes, which is slower"
+            assert stats.backend == "portable"
+        with Session(package, "portable", threads=1) as session:
+            assert (session.notice, session.prefill(PROMPT).stats.backend) == (None, "portable")

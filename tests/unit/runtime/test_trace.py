@@ -14,6 +14,7 @@ from estream_loader import open_package
 from estream_runtime import Session
 from estream_runtime.backends import default_backend
 from estream_runtime.breakdown import breakdown, lane_busy_s
+from estream_runtime.host_processors import usable_processors
 from estream_runtime.timeline import BLOCKS, LEAST_WIDTH, LETTERS, MOST_BANKS, shares, timeline
 from estream_runtime.tracing import recorded
 from estream_spec.errors import LinkError
@@ -46,7 +47,7 @@ def test_tracks_are_sound_and_every_lane_and_bank_has_one(packed: PackageFactory
     assert list(trace.tracks()) == ["computing", "lane 0", "lane 1", "lane 2", "bank 0", "bank 1"]
     run = trace.other_data
     assert (run.package, run.tokens, run.arena_bytes) == ("olmoe", len(PROMPT), ARENA)
-    assert (run.device, run.backend, run.threads) == ("generic", default_backend(), len(os.sched_getaffinity(0)))
+    assert (run.device, run.backend, run.threads) == ("generic", default_backend(), usable_processors())
     with open_package(packed()) as package:
         assert run.file_id == package.file_id.hex()
     assert (run.group_size, run.banks, run.lanes, run.policy) == (2, 2, 3, "pre-routing")
