@@ -31,15 +31,22 @@ def refusal(error: Exception, what: str) -> EmoeError:
 
     Args:
         error: what the client raised.
-        what: what was asked, as it goes on after `AI Hub was asked`.
+        what: what was asked, as it goes on after `when asked`.
     """
     chain = list(_chain(error))
     status = http_status(error)
-    if status == _UNCONFIGURED or any(isinstance(each, (FileNotFoundError, configparser.Error)) for each in chain[1:]):
+    if status == _UNCONFIGURED or _unreadable(chain):
         return LinkError("AI Hub's client has no API token", hint=_CONFIGURE)
     if status is not None:
         return _answered(status, _detail(chain), what)
-    return _unanswered({each.__name__ for link in chain for each in type(link).__mro__}, chain, what)
+    return _unanswered(chain, what)
+
+
+def _unreadable(chain: list[BaseException]) -> bool:
+    """Whether the client's configuration is not there or damaged: it hides a missing file behind a class of its own."""
+    return any(isinstance(each, configparser.Error) for each in chain) or any(
+        isinstance(each, FileNotFoundError) for each in chain[1:]
+    )
 
 
 def _answered(status: int, detail: str, what: str) -> EmoeError:
@@ -54,18 +61,22 @@ def _answered(status: int, detail: str, what: str) -> EmoeError:
             return LinkError(f"AI Hub takes no more for now when asked {what}{said}", hint=_AGAIN)
         case 400 | 409 | 413 | 422:
             return PackError(f"AI Hub refused when asked {what}{said}")
+        case _ if status < 400:
+            message = f"what answers in place of AI Hub does not speak its protocol when asked {what}"
+            return LinkError(message, hint="is there a proxy, or a network that wants you to log in?")
         case _ if status >= 500:
             return LinkError(f"AI Hub failed with status {status} when asked {what}", hint=_AGAIN)
         case _:
             return LinkError(f"AI Hub answered with status {status} when asked {what}{said}")
 
 
-def _unanswered(kinds: set[str], chain: list[BaseException], what: str) -> EmoeError:
+def _unanswered(chain: list[BaseException], what: str) -> EmoeError:
     """What a failure below HTTP means, told by the names of its classes: the libraries may not be installed."""
-    text = " ".join(str(chain[-1]).split())
+    kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
+    text = " ".join(str(chain[0]).split())
     if "RetryError" in kinds:
         return LinkError(f"AI Hub kept failing when asked {what}", hint=_AGAIN)
-    if kinds & {"Timeout", "TimeoutError"}:
+    if kinds & {"Timeout", "ReadTimeoutError"}:
         return LinkError(f"AI Hub did not answer in time when asked {what}", hint=_AGAIN)
     if "ChunkedEncodingError" in kinds or "ContentDecodingError" in kinds:
         return LinkError(f"AI Hub broke off when asked {what}", hint=_AGAIN)

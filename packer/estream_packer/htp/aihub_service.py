@@ -164,7 +164,7 @@ def asking(what: str) -> Iterator[None]:
     """Ask AI Hub for something: what the client prints is dropped, and whatever it raises becomes one clear message.
 
     Args:
-        what: what is asked, as it goes on after `AI Hub was asked`.
+        what: what is asked, as it goes on after `when asked`.
     """
     try:
         with contextlib.redirect_stdout(io.StringIO()):
