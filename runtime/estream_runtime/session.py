@@ -17,7 +17,7 @@ from estream_loader.memory import ARENA_KINDS, ArenaKind
 from estream_loader.package import Package
 from estream_loader.pager import Pager
 from estream_loader.tokenizing import tokenizer_faults
-from estream_runtime.backends import Backend, GraphKey, default_backend, fallback_notice, open_backend
+from estream_runtime.backends import Backend, default_backend, fallback_notice, open_backend
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import KeyValues
 from estream_runtime.host_processors import usable_processors
@@ -88,7 +88,8 @@ class Session:
 
     Args:
         package: an open package, which must stay open.
-        backend: `native`, `portable` or `reference`; None takes `native` where it was compiled, else `portable`.
+        backend: `native`, `portable`, `reference` or `htp`, the NPU of a Snapdragon device, which may be followed by a
+            colon and the name of a chip to simulate it, `htp:sm8650`; None takes `native` where it was compiled, else `portable`.
         arena_bytes: memory for experts; None takes what the device's configurations say.
         arena_kind: what that memory is: `ordinary`, or `rpcmem`, which the NPU of a Snapdragon device shares; None
             takes `ordinary`.
@@ -159,12 +160,7 @@ class Session:
             laps.end("tables")
             self._programs = choose_programs(package, sizes, name, device)
             laps.end("programs")
-            graphs = {
-                GraphKey(graph.role, graph.shape_class, graph.weights): package.graph(graph)
-                for graph in manifest.graphs
-            }
-            self.notice = fallback_notice() if backend is None else None
-            opened = open_backend(backend or default_backend(), self._model, graphs, self.threads)
+            opened = open_backend(backend or default_backend(), package, self.threads)
             stack.callback(opened.close)
             self._backend = opened
             laps.end("backend")

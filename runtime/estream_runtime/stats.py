@@ -39,6 +39,8 @@ class Stats:
             over the peak of the one that started it, where that is higher.
         policy: when experts of the prompt are read: `pre-routing`, `post-routing`, `on-demand` or `resident`.
         lanes: reads outstanding at a time, at most.
+        tile_rows: rows that graphs computed which take fixed numbers of rows, whatever for; 0 where none do.
+        padded_rows: how many of those stood for none.
         reading_mode: whether the page cache is bypassed: `direct`, `direct, unproven: REASON` or `buffered: REASON`.
     """
 
@@ -59,6 +61,8 @@ class Stats:
     peak_resident_bytes: int
     policy: str
     lanes: int
+    tile_rows: int
+    padded_rows: int
     reading_mode: str
 
     @property

@@ -10,7 +10,7 @@ import pytest
 
 from estream_loader import open_package
 from estream_runtime import Session
-from estream_runtime.backends import BACKENDS
+from estream_runtime.backends import GRAPH_BACKENDS
 from fixtures.olmoe import CONTEXT_LENGTH, EXPERTS, HEADS, IDLE_EXPERTS, SINGLE_EXPERTS, VARIANTS, VariantName
 from fixtures.packed import UNQUANTISED, PackageFactory
 from fixtures.reference import GREEDY_PROMPT, GREEDY_TOKENS, PROMPT_LENGTHS, ReferenceLoader
@@ -29,7 +29,7 @@ def forward(session: Session, token_ids: npt.NDArray[Any]) -> tuple[npt.NDArray[
     return session.forward(token_ids, note), routes
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_prompt_routes_and_predicts_alike(
     variant: VariantName, backend: str, packed: PackageFactory, reference: ReferenceLoader
@@ -46,7 +46,7 @@ def test_every_prompt_routes_and_predicts_alike(
             assert np.abs(session.prefill(prompt.tokens).logits - prompt.logits[-1]).max() < 1e-3, length
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_are_the_same(
     variant: VariantName, backend: str, packed: PackageFactory, reference: ReferenceLoader

@@ -53,11 +53,11 @@ class Builder:
         self._nodes.append(helper.make_node(operator, inputs, [result], **attributes))
         return result
 
-    def split_half(self, value: str) -> tuple[str, str]:
-        """Both halves of a value along its last axis."""
+    def split_half(self, value: str, axis: int = -1) -> tuple[str, str]:
+        """Both halves of a value along an axis, the last one unless said otherwise."""
         number = len(self._nodes)
         halves = f"Split_{number}_low", f"Split_{number}_high"
-        self._nodes.append(helper.make_node("Split", [value], halves, axis=-1))
+        self._nodes.append(helper.make_node("Split", [value], halves, axis=axis))
         return halves
 
     def sizes(self, value: str) -> tuple[int, ...]:
@@ -77,10 +77,10 @@ class Builder:
         """An int8 constant without dimensions."""
         return self._constant(f"i8_{value}", np.array(value, np.int8))
 
-    def first_rows(self, value: str, count: int) -> str:
-        """The first `count` rows of a value."""
-        bounds = (self._constant(f"index_{each}", np.array([each], np.int64)) for each in (0, count, 0))
-        return self.add("Slice", value, *bounds)
+    def padded(self, rows: str, count: int) -> str:
+        """Rows `[T, K]` with `count` zeros behind each."""
+        ends = self._constant(f"ends_{count}", np.array([0, 0, 0, count], np.int64))
+        return self.add("Pad", rows, ends, self.number(0))
 
     def reshape(self, value: str, *shape: int, result: str | None = None) -> str:
         """Reshapes; 0 keeps the dimension that stands at its place, -1 takes what is left."""

@@ -31,15 +31,19 @@ class HalfArithmetic:
 
     def __init__(self, graph: Builder, matrices: Mapping[str, tuple[Encoding, int]], epsilon: float):
         self._graph, self._matrices, self._epsilon = graph, matrices, epsilon
+        self._split: dict[tuple[str, int, int], tuple[str, str]] = {}
 
     def product(self, rows: str, matrix: str, result: str | None = None) -> str:
         """The product of rows with one matrix."""
         graph, (encoding, count) = self._graph, self._matrices[matrix]
         if encoding == "f32":
             return graph.add("MatMul", rows, matrix, result=result)
-        integers = self._shrunk(matrix) if encoding == "w8" else self._expanded(matrix, GROUP_SIZES[encoding], count)
+        if encoding == "w8":
+            sums = graph.add("MatMul", rows, self._shrunk(matrix))
+        else:
+            sums = self._by_halves(rows, matrix, GROUP_SIZES[encoding], count)
         scale = graph.add("Mul", f"{matrix}.scale", graph.number(SHRINK))
-        return graph.add("Mul", graph.add("MatMul", rows, integers), scale, result=result)
+        return graph.add("Mul", sums, scale, result=result)
 
     def products(self, rows: str, *matrices: str) -> Sequence[str]:
         """The products of rows with several matrices."""
@@ -77,16 +81,39 @@ class HalfArithmetic:
         graph = self._graph
         return graph.add("DequantizeLinear", integers, graph.number(1 / SHRINK), graph.signed_byte(0))
 
-    def _expanded(self, matrix: str, group: int, rows: int) -> str:
-        """A matrix of nibbles as integers divided by `SHRINK`: multiplier times value, which fp16 holds exactly."""
+    def _by_halves(self, rows: str, matrix: str, group: int, count: int) -> str:
+        """The product of rows with a matrix of nibbles divided by `SHRINK`, its scale still to come.
+
+        Low and high nibbles are rows half a group apart. Rather than to put the matrix together, what multiplies it is
+        taken apart: `[T, K]` into what meets low and what meets high nibbles. Nibbles are told apart by exact
+        arithmetic: with d the byte less 128, divided by 16, high - 8 is `floor(d)` and (low - 8) / 16 is `d - floor(d)
+        - 1/2`.
+        """
         graph = self._graph
         byte_rows, columns = graph.sizes(f"{matrix}.nibbles")
-        groups = 2 * byte_rows // group
-        pairs = graph.add("DequantizeLinear", f"{matrix}.nibbles", graph.number(1), graph.byte(0))
-        high = graph.add("Floor", graph.add("Mul", pairs, graph.number(1 / 16)))
-        low = graph.add("Sub", pairs, graph.add("Mul", high, graph.number(16)))
-        halves = [graph.reshape(each, groups, group // 2, columns) for each in (low, high)]
-        values = graph.add("Sub", graph.add("Concat", *halves, axis=1), graph.number(NIBBLE_ZERO))
+        half = group // 2
+        groups = byte_rows // half
+        # Once only: compilers keep one zero point for each input, whatever a second operator says.
+        pairs = graph.add("DequantizeLinear", f"{matrix}.nibbles", graph.number(1 / 16), graph.byte(16 * NIBBLE_ZERO))
+        high = graph.add("Floor", pairs)
+        low = graph.add("Sub", graph.add("Sub", pairs, high), graph.number(NIBBLE_ZERO / 16))
         multipliers = graph.reshape(self._shrunk(f"{matrix}.multipliers"), groups, 1, columns)
-        whole = graph.reshape(graph.add("Mul", values, multipliers), groups * group, columns)
-        return whole if rows == groups * group else graph.first_rows(whole, rows)
+        sums = []
+        halves = self._halves(rows, groups, half, count)
+        larger = graph.add("Mul", multipliers, graph.number(16))
+        for part, nibbles, factors in zip(halves, (low, high), (larger, multipliers), strict=True):
+            weights = graph.add("Mul", graph.reshape(nibbles, groups, half, columns), factors)
+            sums.append(graph.add("MatMul", part, graph.reshape(weights, byte_rows, columns)))
+        return graph.add("Add", *sums)
+
+    def _halves(self, rows: str, groups: int, half: int, count: int) -> tuple[str, str]:
+        """What of rows `[T, K]` meets low nibbles, and what meets high ones, each `[T, groups * half]`."""
+        graph = self._graph
+        key = rows, groups, half
+        if key not in self._split:
+            padding = 2 * groups * half - count
+            padded = graph.padded(rows, padding) if padding else rows
+            parts = graph.split_half(graph.reshape(padded, -1, groups, 2, half), axis=2)
+            low, high = (graph.reshape(part, -1, groups * half) for part in parts)
+            self._split[key] = low, high
+        return self._split[key]

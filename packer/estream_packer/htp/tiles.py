@@ -18,9 +18,9 @@ from estream_spec.model import ModelDescription
 from estream_spec.weights import Encoding
 
 TOKENS: Final[dict[GraphRole, tuple[int, ...]]] = {
-    "qkv": (32, 128, 256),
+    "qkv": (32, 64, 128, 256),
     "attend": (32, 128),
-    "out": (32, 128, 256),
+    "out": (32, 64, 128, 256),
     "expert": (32, 64, 128, 256),
     "head": (32, 128),
 }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
-
 import numpy as np
 import numpy.typing as npt
 
@@ -16,7 +14,13 @@ from estream_spec.manifest import GraphRole
 class GraphBackend(ABC):
     """Serves experts by way of their graph."""
 
-    detail: ClassVar[str] = ""
+    tile_rows = 0
+    padded_rows = 0
+
+    @property
+    def detail(self) -> str:
+        """The same library everywhere."""
+        return ""
 
     @abstractmethod
     def run(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -51,6 +51,8 @@ class NativeBackend:
     """
 
     name: ClassVar[str] = "native"
+    tile_rows = 0
+    padded_rows = 0
 
     def __init__(self, model: ModelDescription, graphs: Mapping[GraphKey, bytes], threads: int):
         self._model, self._graphs, self._threads = model, graphs, threads

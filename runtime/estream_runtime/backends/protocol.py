@@ -46,9 +46,13 @@ class Backend(Protocol):
     Attributes:
         name: what it is called.
         detail: what computes in it, where that depends on the processor; empty where it does not.
+        tile_rows: rows computed so far by graphs that take fixed numbers of rows; 0 where none do.
+        padded_rows: how many of those stood for none.
     """
 
     name: ClassVar[str]
+    tile_rows: int
+    padded_rows: int
 
     @property
     def detail(self) -> str:

@@ -33,6 +33,19 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class BackendName(click.ParamType):
+    """The name of a backend, that of `htp` with or without a chip."""
+
+    name = "backend"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name; anything else is a usage error. Whether there is such a chip is told when the backend opens."""
+        text = str(value)
+        if text not in BACKENDS and not text.startswith("htp:"):
+            self.fail(f"{text!r} is not one of {', '.join(map(repr, BACKENDS))}.", param, ctx)
+        return text
+
+
 def tell_of_fallback() -> None:
     """Say so where the backend that is taken by default is not the fast one."""
     if (notice := fallback_notice()) is not None:
@@ -63,8 +76,10 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option(
         "--backend",
-        type=click.Choice(BACKENDS),
-        help="What computes.  [default: native where that was compiled, otherwise portable]",
+        type=BackendName(),
+        metavar=f"[{'|'.join(BACKENDS)}]",
+        help="What computes. htp is the NPU of a Snapdragon device; where there is none it is simulated, slowly, and"
+        " htp:sm8650 says which one.  [default: native where that was compiled, otherwise portable]",
     )
     @click.option(
         "--policy",

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from estream_packer.graphs import build_graph
-from estream_runtime.backends import BACKENDS, Backend, GraphKey, open_backend, portable
+from estream_runtime.backends import GRAPH_BACKENDS, Backend, GraphKey, open_graph_backend, portable
 from estream_runtime.backends.saturation import is_exact
 from estream_spec.errors import InvalidError, LinkError, TrapError
 from estream_spec.graph_interface import MATRICES, ROLES, class_count, interface
@@ -62,7 +62,7 @@ def graphs_of(kind: str, model: ModelDescription = MODEL) -> dict[GraphKey, byte
 
 
 def open_kind(backend: str, kind: str, model: ModelDescription = MODEL) -> Backend:
-    return open_backend(backend, model, graphs_of(kind, model), threads=1)
+    return open_graph_backend(backend, model, graphs_of(kind, model), threads=1)
 
 
 def random_feeds(role: GraphRole, shape_class: int, kind: str, tokens: int, keys: int = 0) -> Feeds:
@@ -189,7 +189,7 @@ def causal_mask(tokens: int, keys: int) -> Array:
 
 @pytest.mark.parametrize("tokens", [1, 2, 33])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_graphs_compute_what_the_formulas_say(backend: str, kind: str, tokens: int) -> None:
     opened, activations = open_kind(backend, kind), KINDS[kind][0]
     for role, shape_class in WITH_MATRICES:
@@ -201,7 +201,7 @@ def test_graphs_compute_what_the_formulas_say(backend: str, kind: str, tokens: i
 
 @pytest.mark.parametrize("shape_class", [0, 1])
 @pytest.mark.parametrize(("tokens", "keys"), [(1, 1), (1, 40), (2, 2), (2, 9), (33, 33), (33, 40)])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_attention(backend: str, tokens: int, keys: int, shape_class: int) -> None:
     opened = open_kind(backend, "f32")
     feeds = random_feeds("attend", shape_class, "f32", tokens, keys) | {"mask": causal_mask(tokens, keys)}
@@ -213,7 +213,7 @@ def test_attention(backend: str, tokens: int, keys: int, shape_class: int) -> No
     assert np.array_equal(found["attended"][0], unseen["attended"][0])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_attention_of_extreme_scores_looks_at_one_key(backend: str) -> None:
     feeds = random_feeds("attend", 1, "f32", 2, 5) | {"mask": causal_mask(2, 5)}
     feeds["keys"][:] = 0
@@ -224,7 +224,7 @@ def test_attention_of_extreme_scores_looks_at_one_key(backend: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DYNAMIC)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 @pytest.mark.parametrize("tokens", [1, 2, 33])
 def test_integer_products_are_exact(backend: str, kind: str, tokens: int) -> None:
     """Inputs such that all f32 steps before an integer product are exact: then so is the result, bit for bit."""
@@ -254,7 +254,7 @@ def test_integer_products_are_exact(backend: str, kind: str, tokens: int) -> Non
 
 
 @pytest.mark.parametrize("kind", DYNAMIC)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 @pytest.mark.parametrize("row", [[0.0], [1.0], [-1.0], [1e-45], [3e-43, 1e-45], [1e30, 1.0], [3e38, -3e38], [0.5, 127]])
 def test_extreme_rows_are_quantised_as_written(backend: str, kind: str, row: list[float]) -> None:
     """The largest sums, no scale at all, subnormal scales, and halves."""
@@ -269,7 +269,7 @@ def test_extreme_rows_are_quantised_as_written(backend: str, kind: str, row: lis
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_zeros_and_one_huge_value(backend: str, kind: str) -> None:
     opened, activations = open_kind(backend, kind), KINDS[kind][0]
     rows: dict[GraphRole, str] = {"qkv": "x", "out": "attended", "expert": "normed", "head": "x"}
@@ -286,13 +286,13 @@ def test_threads_and_repetition_change_no_bit() -> None:
     graphs = graphs_of("f32")
     results = [
         backend.run("expert", 0, feeds)["y"]
-        for backend in (open_backend("portable", MODEL, graphs, 1), open_backend("portable", MODEL, graphs, 2))
+        for backend in (open_graph_backend("portable", MODEL, graphs, 1), open_graph_backend("portable", MODEL, graphs, 2))
         for _ in range(2)
     ]
     assert all(np.array_equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_weights_may_be_read_only_and_are_left_alone(backend: str) -> None:
     feeds = random_feeds("expert", 0, "f32", 2)
     before = {name: array.copy() for name, array in feeds.items()}
@@ -323,7 +323,7 @@ def test_signed_weights_are_used_only_where_they_are_exact(monkeypatch: pytest.M
 
 def test_without_an_expert_graph_to_try_unsigned_weights_are_used() -> None:
     graphs = {key: data for key, data in graphs_of("dynamic").items() if key.role != "expert"}
-    assert open_backend("portable", MODEL, graphs, 1).weights_of("head", 0) == "uint8"
+    assert open_graph_backend("portable", MODEL, graphs, 1).weights_of("head", 0) == "uint8"
 
 
 @pytest.mark.parametrize("kind", ["f32", "int8"])
@@ -355,10 +355,10 @@ def test_a_saturating_processor_is_found_out(saturates: bool) -> None:
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(LinkError, match="unknown backend 'gpu', expected one of: native, portable, reference"):
-        open_backend("gpu", MODEL, {}, 1)
+        open_graph_backend("gpu", MODEL, {}, 1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_a_graph_that_is_not_there_is_refused(backend: str) -> None:
     opened = open_kind(backend, "f32")
     with pytest.raises(LinkError, match="no graph for role 'qkv', shape class 2"):
@@ -369,14 +369,14 @@ def test_a_graph_that_is_not_there_is_refused(backend: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"not a graph", b"\x08\x08"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_bytes_that_are_no_graph_are_refused(backend: str, data: bytes) -> None:
-    opened = open_backend(backend, MODEL, {GraphKey("head", 0, "f32"): data}, 1)
+    opened = open_graph_backend(backend, MODEL, {GraphKey("head", 0, "f32"): data}, 1)
     with pytest.raises(LinkError, match=r"does not load the graph.*graph head\.0\.f32"):
         opened.run("head", 0, {})
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_a_run_with_other_inputs_is_stopped(backend: str) -> None:
     opened = open_kind(backend, "f32")
     feeds = random_feeds("head", 0, "f32", 2)
@@ -390,7 +390,7 @@ def test_a_graph_of_another_role_is_not_tried_as_an_expert() -> None:
     graphs = graphs_of("dynamic")
     graphs[GraphKey("expert", 0, "int8")] = graphs[GraphKey("head", 0, "int8")]
     with pytest.raises(InvalidError, match=r"input 0 is 'x', f32 \[T, 48\], expected 'normed', f32 \[T, 48\]"):
-        open_backend("portable", MODEL, graphs, 1).weights_of("head", 0)
+        open_graph_backend("portable", MODEL, graphs, 1).weights_of("head", 0)
 
 
 def changed(change: Callable[[onnx.GraphProto], object]) -> dict[GraphKey, bytes]:
@@ -430,16 +430,16 @@ F32 = onnx.TensorProto.FLOAT
         ),
     ],
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_a_graph_of_another_interface_is_refused(
     backend: str, change: Callable[[onnx.GraphProto], object], message: str
 ) -> None:
     feeds = random_feeds("head", 0, "f32", 2)
     with pytest.raises(InvalidError, match=re.escape(message) + r" \(at graph head\.0\.f32\)"):
-        open_backend(backend, MODEL, changed(change), 1).run("head", 0, feeds)
+        open_graph_backend(backend, MODEL, changed(change), 1).run("head", 0, feeds)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_an_output_of_another_shape_is_stopped(backend: str) -> None:
     """One row whatever goes in, which the shapes a graph declares cannot tell."""
 
@@ -450,7 +450,7 @@ def test_an_output_of_another_shape_is_stopped(backend: str) -> None:
             graph.node.append(onnx.helper.make_node("Constant", [], [name], value=tensor))
         graph.node.append(onnx.helper.make_node("Slice", ["all", "first", "second", "first"], ["logits"]))
 
-    opened = open_backend(backend, MODEL, changed(one_row), 1)
+    opened = open_graph_backend(backend, MODEL, changed(one_row), 1)
     with pytest.raises(TrapError, match=r"output 'logits' is float32 \[1, 50\], expected float32 \[2, 50\]"):
         opened.run("head", 0, random_feeds("head", 0, "f32", 2))
 
@@ -460,5 +460,5 @@ def test_a_failing_run_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None
     with pytest.raises(TrapError, match="the run failed"):
         opened.run("head", 0, random_feeds("head", 0, "f32", 2) | {"head": np.zeros((3, 3), np.float32)})
     with pytest.raises(LinkError, match="does not load the graph"):
-        open_backend("portable", MODEL, {GraphKey("head", 0, "f32"): b"no graph"}, 1).run("head", 0, {})
+        open_graph_backend("portable", MODEL, {GraphKey("head", 0, "f32"): b"no graph"}, 1).run("head", 0, {})
     assert capfd.readouterr() == ("", "")

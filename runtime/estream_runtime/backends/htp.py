@@ -1,0 +1,234 @@
+"""The backend for Qualcomm's Hexagon tensor processor: graphs compiled for one chip, run where weights lie.
+
+A compiled graph takes a fixed number of rows. Rows are covered by graphs of one role, padded with zeros at the end, and
+what became of the padding is dropped. FORMAT.md section 10.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from estream_runtime.backends.graphs import GraphBackend
+from estream_runtime.backends.protocol import Array, MatrixForm
+from estream_runtime.npu.context import interface_of, open_context
+from estream_runtime.npu.qnn import simulated
+from estream_runtime.npu.tiling import cover
+from estream_spec.binary_interface import label_of, tensor_name
+from estream_spec.chips import Chip
+from estream_spec.errors import LinkError, TrapError
+from estream_spec.graph_interface import MATRICES, DType, Interface, Value, interface
+from estream_spec.manifest import BinaryGraph, GraphRole
+from estream_spec.model import ModelDescription
+from estream_spec.weights import GROUP_SIZES, Encoding
+
+CALL_S: Final = 2.3e-3
+"""Seconds that a call takes besides computing: FastRPC as measured in an LFM2 layer on a phone, 32 experts a call."""
+FLOPS: Final = 5e12
+"""Operations a second in fp16 that whole models reach on a Snapdragon 8 Elite Gen 5, from EStream's 4096 tokens."""
+
+_DTYPES: Final[dict[DType, type]] = {"f32": np.float32, "i8": np.int8, "u8": np.uint8}
+_LOWEST: Final = np.finfo(np.float32).min
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One graph, ready to run."""
+
+    graph: BinaryGraph
+    interface: Interface
+    session: Any
+
+    def run(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Runs it on inputs and into outputs of its very shapes, C-contiguous, which are used where they lie."""
+        label = label_of(self.graph)
+        binding = self.session.io_binding()
+        for value in self.interface.inputs:
+            given = _fitting(feeds[value.name], value, label)
+            binding.bind_input(tensor_name(label, value.name), "cpu", 0, given.dtype, given.shape, given.ctypes.data)
+        for value in self.interface.outputs:
+            made = _fitting(outputs[value.name], value, label)
+            binding.bind_output(tensor_name(label, value.name), "cpu", 0, made.dtype, made.shape, made.ctypes.data)
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception as error:  # what ONNX Runtime raises has no common base of its own
+            raise TrapError(f"the run failed: {str(error)!r}", path=f"graph {label}") from error
+
+
+def _fitting(array: Array, value: Value, label: str) -> Array:
+    """The array, if it is what a graph takes: the vendor's library is given its address and asks nothing."""
+    if array.shape != value.shape or array.dtype != _DTYPES[value.dtype]:
+        found = f"{value.name!r} is {array.dtype} {list(array.shape)}"
+        raise TrapError(f"{found}, expected {value.dtype} {list(value.shape)}", path=f"graph {label}")
+    return np.ascontiguousarray(array)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """Graphs that differ in their rows and keys alone.
+
+    Attributes:
+        tiles: by keys, then by rows, each rising; keys are 0 for every role but `attend`.
+        symbolic: inputs and outputs with `T` and `S` where the graphs have their numbers.
+        row_weights: weights that each row meets.
+    """
+
+    tiles: dict[int, dict[int, _Tile]]
+    symbolic: Interface
+    row_weights: int
+
+    def for_keys(self, keys: int) -> tuple[int, dict[int, _Tile]]:
+        """The least capacity that holds so many keys, and the tiles of it.
+
+        Raises:
+            TrapError: there is none.
+        """
+        for capacity, tiles in self.tiles.items():
+            if capacity >= keys:
+                return capacity, tiles
+        message = f"{keys} tokens are more than the binary's graphs take, which is {max(self.tiles)}"
+        raise TrapError(message, path="graph attend", hint="give fewer tokens, or use another backend")
+
+
+class HtpBackend(GraphBackend):
+    """Runs the graphs of one context binary.
+
+    Args:
+        model: what the graphs must fit.
+        data: the context binary, made for the chip and by no newer SDK than the one that is here.
+        graphs: what is in it.
+        chip: the chip.
+
+    Attributes:
+        tile_rows: rows computed so far.
+        padded_rows: how many of them stood for none.
+
+    Raises:
+        LinkError: the vendor's library is not installed, or refuses the binary.
+    """
+
+    name: ClassVar[str] = "htp"
+
+    def __init__(self, model: ModelDescription, data: bytes, graphs: Sequence[BinaryGraph], chip: Chip):
+        self._chip = chip
+        self._served: dict[tuple[GraphRole, int, tuple[Encoding, ...]], _Served] = {}
+        ordered = sorted(graphs, key=lambda graph: (graph.keys, graph.tokens))
+        for graph, session in zip(ordered, open_context(data, ordered, model, chip), strict=True):
+            key = graph.role, graph.shape_class, graph.encodings
+            if key not in self._served:
+                symbolic = interface(graph.role, model, graph.shape_class, "f32")
+                self._served[key] = _Served({}, symbolic, _row_weights(symbolic, graph.role))
+            tile = _Tile(graph, interface_of(graph, model), session)
+            self._served[key].tiles.setdefault(graph.keys, {})[graph.tokens] = tile
+
+    @property
+    def detail(self) -> str:
+        """The chip, and whether a simulator computes in its place."""
+        return f"{self._chip.name}, simulated" if simulated() else self._chip.name
+
+    def weights_of(self, role: GraphRole, shape_class: int) -> MatrixForm:
+        """Matrices as they are stored."""
+        if not any(key[:2] == (role, shape_class) for key in self._served):
+            raise LinkError(f"the binary has no graph for role {role!r}, shape class {shape_class}", path="binaries")
+        return "stored" if MATRICES[role] else "f32"
+
+    def run(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs as many graphs as the rows take, see `Backend.run`."""
+        served = self._graphs_for(role, shape_class, feeds)
+        axes = {value.name: value.shape.index("T") for value in _with_rows(served.symbolic)}
+        first = served.symbolic.inputs[0].name
+        count = feeds[first].shape[axes[first]]
+        capacity, tiles = served.for_keys(feeds["keys"].shape[1] if role == "attend" else 0)
+        if role == "attend":
+            feeds = _with_capacity(feeds, capacity)
+        call_rows = CALL_S * FLOPS / (2 * (served.row_weights or capacity * _width(feeds)))
+        taken = cover(count, list(tiles), call_rows)
+        self.tile_rows += sum(taken)
+        self.padded_rows += sum(taken) - count
+        outputs = {
+            value.name: np.empty([sum(taken) if size == "T" else int(size) for size in value.shape], np.float32)
+            for value in served.symbolic.outputs
+        }
+        for start, tokens in zip(accumulate(taken, initial=0), taken, strict=False):
+            block = slice(start, start + tokens)
+            inputs = {name: _rows(array, axes.get(name), block) for name, array in feeds.items()}
+            made = {name: _room(array, axes[name], block) for name, array in outputs.items()}
+            tiles[tokens].run(inputs, made)
+            for name, array in made.items():
+                if not np.may_share_memory(array, outputs[name]):
+                    outputs[name][:, block] = array
+        return {name: np.ascontiguousarray(_cut(array, axes[name], count)) for name, array in outputs.items()}
+
+    def close(self) -> None:
+        """Ends all sessions and gives the context back."""
+        self._served.clear()
+
+    def _graphs_for(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> _Served:
+        encodings = tuple(_encoding(name, feeds) for name in MATRICES[role])
+        try:
+            return self._served[role, shape_class, encodings]
+        except KeyError:
+            wanted = f"role {role!r}, shape class {shape_class}, encodings {', '.join(encodings) or 'none'}"
+            raise LinkError(f"the binary has no graph for {wanted}", path="binaries") from None
+
+
+def _encoding(name: str, feeds: Mapping[str, Array]) -> Encoding:
+    """How a matrix is stored, told from its parts."""
+    if f"{name}.nibbles" in feeds:
+        group = 2 * len(feeds[f"{name}.nibbles"]) // len(feeds[f"{name}.multipliers"])
+        return next(encoding for encoding, size in GROUP_SIZES.items() if size == group)
+    return "w8" if f"{name}.scale" in feeds else "f32"
+
+
+def _row_weights(symbolic: Interface, role: GraphRole) -> int:
+    """Weights of the role's matrices, 0 where it has none."""
+    return sum(prod(map(int, value.shape)) for value in symbolic.inputs if value.name in MATRICES[role])
+
+
+def _width(feeds: Mapping[str, Array]) -> int:
+    """What each key costs a row that attends, counted in weights: its product with queries and that of its value."""
+    heads, _, width = feeds["queries"].shape
+    return 2 * heads * width
+
+
+def _with_rows(symbolic: Interface) -> Iterator[Value]:
+    """Inputs and outputs that have a row for each token."""
+    return (value for value in (*symbolic.inputs, *symbolic.outputs) if "T" in value.shape)
+
+
+def _with_capacity(feeds: Mapping[str, Array], capacity: int) -> dict[str, Array]:
+    """Inputs of `attend` for as many keys as a graph takes: those that are not there are hidden."""
+    missing = capacity - feeds["keys"].shape[1]
+    if not missing:
+        return dict(feeds)
+    longer = {name: np.pad(feeds[name], ((0, 0), (0, missing), (0, 0))) for name in ("keys", "values")}
+    mask = np.pad(feeds["mask"], ((0, 0), (0, missing)), constant_values=_LOWEST)
+    return {**feeds, **longer, "mask": mask}
+
+
+def _rows(array: Array, axis: int | None, block: slice) -> Array:
+    """The rows of a tile, those that are not there being zeros; an input without rows as it is."""
+    if axis is None:
+        return array
+    given = array[(slice(None),) * axis + (block,)]
+    missing = block.stop - block.start - given.shape[axis]
+    if not missing:
+        return given
+    return np.pad(given, [(0, missing if each == axis else 0) for each in range(array.ndim)])
+
+
+def _room(whole: Array, axis: int, block: slice) -> Array:
+    """Where a tile's rows of an output go: into the whole of it where they lie together there."""
+    if axis == 0 or block == slice(0, whole.shape[axis]):
+        return whole[(slice(None),) * axis + (block,)]
+    return np.empty((whole.shape[0], block.stop - block.start, *whole.shape[2:]), whole.dtype)
+
+
+def _cut(array: Array, axis: int, count: int) -> Array:
+    """Without the rows that stand for none."""
+    return array[(slice(None),) * axis + (slice(count),)]

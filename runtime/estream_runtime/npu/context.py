@@ -1,0 +1,92 @@
+"""A context binary made ready to run: one ONNX Runtime session for each graph in it. FORMAT.md section 10.3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, Final
+
+from estream_runtime.npu.qnn import PROVIDER, quiet, session_options
+from estream_spec.binary_interface import fixed_interface, label_of, tensor_name
+from estream_spec.chips import Chip
+from estream_spec.errors import LinkError
+from estream_spec.graph_interface import Interface
+from estream_spec.manifest import BinaryGraph
+from estream_spec.model import ModelDescription
+
+OPSET: Final = 17
+IR_VERSION: Final = 10
+_sharing = Lock()
+"""Graphs of one context find each other by way of the process, so that only one context may be made ready at a time."""
+
+
+def interface_of(graph: BinaryGraph, model: ModelDescription) -> Interface:
+    """Inputs and outputs of a graph, by the names of FORMAT.md section 10.1."""
+    return fixed_interface(graph.role, model, graph.shape_class, graph.tokens, graph.keys, graph.encodings)
+
+
+def open_context(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescription, chip: Chip) -> list[Any]:
+    """Make a context binary ready to run.
+
+    Whether it is one for this device has to be found out before: what the vendor's library makes of another is not
+    known, and may be the end of the process.
+
+    Args:
+        data: the binary.
+        graphs: what is in it, all of it or some.
+        model: what the graphs belong to.
+        chip: the chip that it was compiled for.
+
+    Returns:
+        A session for each of the graphs, in their order. None of them computes on the CPU.
+
+    Raises:
+        LinkError: the provider is not installed or refuses the binary.
+    """
+    sessions = []
+    with _sharing, quiet():
+        for number, graph in enumerate(graphs):
+            entries = {"session.disable_cpu_ep_fallback": "1", "ep.share_ep_contexts": "1"}
+            if number == len(graphs) - 1:
+                entries["ep.stop_share_ep_contexts"] = "1"
+            wrapped = _wrapper(graph, interface_of(graph, model), data if number == 0 else None)
+            sessions.append(_session(wrapped, session_options(chip, entries, {}), graph))
+    return sessions
+
+
+def _session(model: bytes, options: Any, graph: BinaryGraph) -> Any:
+    import onnxruntime
+
+    try:
+        return onnxruntime.InferenceSession(model, options, enable_fallback=False)
+    except Exception as error:  # what ONNX Runtime raises has no common base of its own
+        raise LinkError(f"the binary does not load: {str(error)!r}", path=f"graph {label_of(graph)}") from error
+
+
+def _wrapper(graph: BinaryGraph, interface: Interface, data: bytes | None) -> bytes:
+    """An ONNX model that has a binary's graph as its one node; the first of a context carries the binary."""
+    from onnx import TensorProto, helper
+
+    types = {"f32": TensorProto.FLOAT, "i8": TensorProto.INT8, "u8": TensorProto.UINT8}
+    name = label_of(graph)
+    inputs, outputs = (
+        [helper.make_tensor_value_info(tensor_name(name, each.name), types[each.dtype], each.shape) for each in values]
+        for values in (interface.inputs, interface.outputs)
+    )
+    node = helper.make_node(
+        "EPContext",
+        [each.name for each in inputs],
+        [each.name for each in outputs],
+        name=graph.name,
+        domain="com.microsoft",
+        source=PROVIDER,
+        embed_mode=1,
+        main_context=int(data is not None),
+        **({} if data is None else {"ep_cache_context": data}),
+    )
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(
+        helper.make_graph([node], name, inputs, outputs), ir_version=IR_VERSION, opset_imports=opsets
+    )
+    wrapped: bytes = model.SerializeToString()
+    return wrapped
