@@ -144,17 +144,17 @@ def put(values: Values, path: Path, value: Any) -> None:
     if not isinstance(holder, dict):
         holder[last] = value
         return
-    order = KEYS.get(_struct_at(tuple(parents)), ())
+    order = _keys_at(tuple(parents))
     pairs = {**holder, last: value}
     holder.clear()
     holder.update({key: pairs[key] for key in order if key in pairs})
     holder.update(pairs)
 
 
-def _struct_at(path: Path) -> str | None:
-    """The struct whose kind stands at a path, whichever element of an array it is."""
+def _keys_at(path: Path) -> tuple[str, ...]:
+    """The keys of the struct at a path, whichever element of an array it is; none where a map is no struct."""
     names = _names(path)
-    return next((struct for struct, place in PLACES.items() if _names(place) == names), None)
+    return next((KEYS[struct] for struct, place in PLACES.items() if _names(place) == names), ())
 
 
 def _names(path: Path) -> list[str]:

@@ -225,7 +225,7 @@ def binary_graphs_of_all_classes() -> Sealed:
     return with_graphs(*graphs, made=full())
 
 
-ALIKE: Final = {
+ALIKE: Final[dict[str, tuple[str, Values]]] = {
     "tokens": ("expert", {"tokens": 2}),
     "keys": ("attend", {"keys": 2}),
     "encodings": ("expert", {"encodings": ["f32", "f32", "w8"]}),
@@ -421,24 +421,26 @@ for _name, _value in {
         partial(_spelled, SDK, _value),
         base="one_binary",
     )
-for _name, _path, _value in (
-    ("options", ("binaries", 0, "options"), ""),
-    ("keys", (*GRAPH, "keys"), 0),
-    ("encodings", (*GRAPH, "encodings"), []),
-):
+DEFAULTS: Final[list[tuple[Path, Any]]] = [
+    (("binaries", 0, "options"), ""),
+    ((*GRAPH, "keys"), 0),
+    ((*GRAPH, "encodings"), []),
+]
+for _path, _default in DEFAULTS:
     refuse(
         "EMOE-MAN-003",
-        f"{_name}_at_its_default",
-        f"The key `{_name}` is there though it has its default value.",
-        partial(_spelled, _path, _value),
+        f"{_path[-1]}_at_its_default",
+        f"The key `{_path[-1]}` is there though it has its default value.",
+        partial(_spelled, _path, _default),
         base="one_binary",
     )
-for _name, _value in {"nil": None, "an_integer": 0, "of_no_known_value": "f16", "empty": ""}.items():
+ENCODINGS: Final[dict[str, Any]] = {"nil": None, "an_integer": 0, "of_no_known_value": "f16", "empty": ""}
+for _name, _encoding in ENCODINGS.items():
     refuse(
         "EMOE-MAN-002",
         f"encoding_of_a_binary_graph_{_name}",
-        f"An encoding of a binary's graph is {_value!r}.",
-        partial(_spelled, (*GRAPH, "encodings"), [_value]),
+        f"An encoding of a binary's graph is {_name.replace('_', ' ')}.",
+        partial(_spelled, (*GRAPH, "encodings"), [_encoding]),
         base="one_binary",
     )
 

@@ -45,7 +45,8 @@ def test_labels() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_no_dimension_is_left_open_and_all_else_is_as_in_portable_graphs(role: GraphRole) -> None:
-    encodings: tuple[Encoding, ...] = ("f32",) * len(MATRICES[role])
+    f32: Encoding = "f32"
+    encodings = (f32,) * len(MATRICES[role])
     fixed, portable = fixed_interface(role, MODEL, 0, 5, 9, encodings), interface(role, MODEL, 0, "f32")
     sizes = {"T": 5, "S": 9}
     for one, other in ((fixed.inputs, portable.inputs), (fixed.outputs, portable.outputs)):
