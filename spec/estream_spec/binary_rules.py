@@ -24,7 +24,7 @@ def check_binaries(manifest: Manifest, sections: Iterable[int]) -> None:
     path = "manifest.binaries"
     named, there = sorted(binary.section for binary in manifest.binaries), sorted(sections)
     if named != there:
-        odd = min(set(named) ^ set(there), default=min(there, default=0))
+        odd = next(each for each in sorted({*named, *there}) if named.count(each) != 1 or each not in there)
         message = f"binaries and BINARY sections do not pair off, first at section id {odd}, expected each exactly once"
         raise refusal("EMOE-BIN-001", message, path=path)
     chips = set[tuple[str, int, int]]()

@@ -18,7 +18,7 @@ from estream_loader.records import tensors
 from estream_spec.constants import MAGIC, SectionType
 from estream_spec.errors import EmoeError, IntegrityError, LinkError, MalformedError
 from estream_spec.records import Superblock
-from fixtures.packages import TOKENIZER, Draft, Section, binary
+from fixtures.packages import TOKENIZER, Draft, Section, binary, with_binaries
 from fixtures.sources import CountingSource
 
 PACKAGE = Draft().seal()
@@ -71,16 +71,9 @@ def test_graphs_and_documents() -> None:
         assert package.chat_template == template
 
 
-def with_binary(data: bytes) -> Draft:
-    draft = Draft()
-    draft.sections.append(Section(SectionType.BINARY, data, id=7))
-    draft.change_manifest(binaries=(binary(7),))
-    return draft
-
-
 @pytest.mark.parametrize("compressed", [False, True])
 def test_binaries(compressed: bool) -> None:
-    draft = with_binary(b"graphs of a chip " * 9)
+    draft = with_binaries(binary(7))
     if compressed:
         draft.section(SectionType.BINARY, 7).compress()
     with open_package(draft.seal()) as package:
@@ -90,7 +83,7 @@ def test_binaries(compressed: bool) -> None:
 
 
 def test_a_binary_is_proven_before_it_is_given_away() -> None:
-    data = with_binary(b"graphs of a chip").seal()
+    data = with_binaries(binary(7)).seal()
     damaged = flipped(data, data.index(b"graphs of a chip"))
     with open_package(damaged, integrity="open") as package, pytest.raises(IntegrityError) as caught:
         package.binary(package.manifest.binaries[0])
