@@ -26,6 +26,7 @@ from estream_spec.container import Container, check_superblock, choose_superbloc
 from estream_spec.devices import of_device
 from estream_spec.errors import LinkError, located
 from estream_spec.manifest import (
+    Binary,
     DeviceConfiguration,
     Graph,
     Manifest,
@@ -204,6 +205,14 @@ class Package:
     def graph(self, graph: Graph) -> bytes:
         """The bytes of one graph."""
         return self.read_section(self.container.section(SectionType.GRAPH, graph.section))
+
+    def binary(self, binary: Binary) -> bytes:
+        """The bytes of one binary. Whoever hands them on compares chip and SDK first: FORMAT.md section 10.3.
+
+        Raises:
+            IntegrityError: its digest differs, or the stored bytes do not decode to the stated length.
+        """
+        return self.read_section(self.container.section(SectionType.BINARY, binary.section))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

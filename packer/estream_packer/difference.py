@@ -14,6 +14,8 @@ from estream_loader.integrity import verify_content_id
 from estream_loader.records import RecordPlace, RecordSection, tensors
 from estream_loader.source import available, read_pieces
 from estream_packer.inspection import section_name
+from estream_spec.binary_interface import label_of
+from estream_spec.chips import chip_numbered
 from estream_spec.constants import SectionType
 
 Level = Literal["same file", "same signed content", "same content", "different"]
@@ -22,11 +24,12 @@ Level = Literal["same file", "same signed content", "same content", "different"]
 `same signed content`: equal file ids, so other signatures or device configurations that were added, or unused bytes,
 at most.
 
-`same content`: equal content ids, so other pages, order, codec, graphs, configuration or provenance at most.
+`same content`: equal content ids, so other pages, order, codec, graphs, binaries, configuration or provenance at most.
 """
 
 COMPARED: Final = (
     SectionType.GRAPH,
+    SectionType.BINARY,
     SectionType.TOKENIZER,
     SectionType.CHAT_TEMPLATE,
     SectionType.DEVICE_CONFIGURATION,
@@ -131,13 +134,23 @@ def record_bytes(first: Package, second: Package) -> int:
 
 
 def _plain(package: Package) -> dict[str, Any]:
-    """The manifest as plain values, without what follows from the others: content id, places of tensors."""
+    """The manifest as plain values, without what follows from the others: content id, places of tensors.
+
+    Binaries go by their chip and graphs of a binary by their label, so that one more does not make all others differ.
+    """
     plain: dict[str, Any] = msgspec.to_builtins(package.manifest, builtin_types=(bytes,))
     del plain["content_id"]
     plain["layouts"] = [
         {matrix.name: f"{matrix.encoding} {matrix.rows}x{matrix.columns}" for matrix in layout.matrices}
         for layout in package.manifest.layouts
     ]
+    plain["binaries"] = {
+        f"{binary.target} {chip_numbered(binary.soc_model, binary.architecture).name}": {
+            **{name: getattr(binary, name) for name in ("section", "sdk", "compiler", "options")},
+            "graphs": {label_of(graph): graph.name for graph in binary.graphs},
+        }
+        for binary in package.manifest.binaries
+    }
     return plain
 
 

@@ -15,12 +15,19 @@ from estream_packer.configuring import local_configurations
 from estream_packer.schedules import ScheduleSummary, summarise_schedules
 from estream_packer.signing import SignatureSummary, summarise_signatures
 from estream_packer.summary import Summary, summarise
+from estream_spec.chips import chip_numbered
 from estream_spec.constants import DATA_START, KNOWN_SECTIONS, Codec, SectionType
 from estream_spec.container import Container
-from estream_spec.manifest import DeviceConfiguration, Graph, RecordLayout
+from estream_spec.manifest import BinaryGraph, DeviceConfiguration, Graph, RecordLayout
 from estream_spec.model import Attention, ExpertBlock, ModelDescription
 
-SEVERAL: Final = (SectionType.GRAPH, SectionType.SCHEDULE, SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE)
+SEVERAL: Final = (
+    SectionType.GRAPH,
+    SectionType.BINARY,
+    SectionType.SCHEDULE,
+    SectionType.DEVICE_CONFIGURATION,
+    SectionType.SIGNATURE,
+)
 """Types of which a package may have several sections, told apart by their ids."""
 
 
@@ -86,6 +93,40 @@ class RecordRangeSummary(Struct, frozen=True, kw_only=True):
     record_length: int
 
 
+class ListedBinaryGraph(BinaryGraph, frozen=True, kw_only=True, omit_defaults=False):
+    """A graph of a binary that is listed with every key, those at their default too."""
+
+
+class BinarySummary(Struct, frozen=True, kw_only=True):
+    """Graphs compiled for one chip.
+
+    Attributes:
+        section: id of its section.
+        target: the kind of accelerator.
+        chip: name of the chip, such as `sm8650`.
+        title: what the chip is sold as.
+        soc_model: the chip's number in the vendor's SDK.
+        architecture: version of the accelerator.
+        sdk: build of the SDK that made it.
+        compiler: name and version of the program that made it.
+        options: what the compiler was told.
+        length: bytes, decoded.
+        graphs: what is in it.
+    """
+
+    section: int
+    target: str
+    chip: str
+    title: str
+    soc_model: int
+    architecture: int
+    sdk: str
+    compiler: str
+    options: str
+    length: int
+    graphs: tuple[ListedBinaryGraph, ...]
+
+
 class Source(Struct, frozen=True, kw_only=True):
     """A file the package was made from; its digest in hexadecimal."""
 
@@ -105,14 +146,15 @@ class Inspection(Struct, frozen=True, kw_only=True):
         name: the model's name.
         file_id: digest of this very file, hexadecimal.
         content_id: digest of the logical content, hexadecimal.
-        format: version of the format, such as `0.9`.
+        format: version of the format, such as `0.10`.
         page_size: bytes in a page.
         model: the model description in words, by subject.
         extents: every stretch of the package in order; their stored lengths add up to its length.
         summary: weights by role, bytes by purpose.
         records: records by section and layout.
         ranges: where the records are, in order.
-        graphs: compiled graphs.
+        graphs: portable graphs.
+        binaries: graphs compiled for accelerators.
         local_device_configurations: how to run here, added where the package is used, the default device's first.
         device_configurations: how to run on kinds of devices; without local ones the first is the default device's.
         schedules: the programs in the package, in the order of the directory.
@@ -135,6 +177,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     records: tuple[RecordGroup, ...]
     ranges: tuple[RecordRangeSummary, ...]
     graphs: tuple[Graph, ...]
+    binaries: tuple[BinarySummary, ...]
     local_device_configurations: tuple[ListedConfiguration, ...]
     device_configurations: tuple[ListedConfiguration, ...]
     schedules: tuple[ScheduleSummary, ...]
@@ -165,6 +208,7 @@ def inspect_package(package: Package) -> Inspection:
         records=tuple(_record_groups(package)),
         ranges=tuple(_ranges(package)),
         graphs=manifest.graphs,
+        binaries=tuple(_binaries(package)),
         local_device_configurations=_listed(reversed(local_configurations(package).values())),
         device_configurations=_listed(manifest.device_configurations),
         schedules=tuple(summarise_schedules(package)),
@@ -256,6 +300,24 @@ def _ranges(package: Package) -> Iterator[RecordRangeSummary]:
                 count=each.count,
                 record_length=each.record_length,
             )
+
+
+def _binaries(package: Package) -> Iterator[BinarySummary]:
+    for binary in package.manifest.binaries:
+        chip = chip_numbered(binary.soc_model, binary.architecture)
+        yield BinarySummary(
+            section=binary.section,
+            target=binary.target,
+            chip=chip.name,
+            title=chip.title,
+            soc_model=binary.soc_model,
+            architecture=binary.architecture,
+            sdk=binary.sdk,
+            compiler=binary.compiler,
+            options=binary.options,
+            length=package.container.section(SectionType.BINARY, binary.section).length,
+            graphs=tuple(ListedBinaryGraph(**asdict(graph)) for graph in binary.graphs),
+        )
 
 
 def _matrices(layout: RecordLayout) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ SMALL_SECTIONS: Final[Mapping[int, str]] = {
     SectionType.DENSE_TABLE: "tables",
     SectionType.EXPERT_TABLE: "tables",
     SectionType.GRAPH: "graphs",
+    SectionType.BINARY: "binaries",
     SectionType.TOKENIZER: "tokenizer",
     SectionType.CHAT_TEMPLATE: "chat template",
     SectionType.MANIFEST: "manifest",

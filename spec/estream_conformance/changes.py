@@ -6,10 +6,10 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Final
 
-from estream_conformance.builder import Draft, Sealed, Values
+from estream_conformance.builder import Draft, Sealed, Section, Values
 from estream_conformance.case import Build, accepted, refused
 from estream_conformance.messagepack import Pairs, encode
-from estream_conformance.packages import smallest
+from estream_conformance.packages import binary, smallest
 from estream_spec.constants import SectionType
 
 Path = tuple[str | int, ...]
@@ -23,6 +23,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
         "graphs",
         "device_configurations",
         "provenance",
+        "binaries",
         "extensions",
     ),
     "layouts": ("payload_length", "matrices", "tensors", "kind"),
@@ -40,6 +41,8 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "provenance": ("writer", "licence", "sources"),
     "sources": ("name", "length", "sha256"),
+    "binaries": ("section", "target", "soc_model", "architecture", "sdk", "compiler", "graphs", "options"),
+    "binary_graphs": ("name", "role", "shape_class", "tokens", "keys", "encodings"),
     "model": (
         "family",
         "hidden",
@@ -70,6 +73,8 @@ PLACES: Final[dict[str, Path]] = {
     "device_configurations": ("device_configurations", 0),
     "provenance": ("provenance",),
     "sources": ("provenance", "sources", 0),
+    "binaries": ("binaries", 0),
+    "binary_graphs": ("binaries", 0, "graphs", 0),
     "model": ("model",),
     "layers": ("model", "layers", 0),
     "attentions": ("model", "attentions", 0),
@@ -86,6 +91,8 @@ NAMES: Final = {
     "graphs": "graph",
     "device_configurations": "configuration",
     "sources": "source",
+    "binaries": "binary",
+    "binary_graphs": "binary_graph",
     "layers": "layer",
     "attentions": "attention",
     "expert_blocks": "expert_block",
@@ -94,11 +101,33 @@ NAMES: Final = {
 SOURCE: Final[Values] = {"name": "", "length": 0, "sha256": bytes(32)}
 
 
+def with_binary() -> Draft:
+    """The smallest package, with a binary."""
+    draft = smallest()
+    put(draft.manifest, ("binaries",), [binary(0)])
+    draft.sections.insert(-1, Section(SectionType.BINARY, b"binary"))
+    return draft
+
+
 def with_source() -> Draft:
     """The smallest package, with a source named."""
     draft = smallest()
     put(draft.manifest, ("provenance", "sources"), [dict(SOURCE)])
     return draft
+
+
+BASES: Final[dict[str, tuple[Callable[[], Draft], str]]] = {
+    "provenance": (with_source, "one_source"),
+    "sources": (with_source, "one_source"),
+    "binaries": (with_binary, "one_binary"),
+    "binary_graphs": (with_binary, "one_binary"),
+}
+"""The package, and the name of its case, for structs that the smallest one lacks."""
+
+
+def base_of(struct: str) -> tuple[Callable[[], Draft], str]:
+    """A package that has a struct, and the name of its case."""
+    return BASES.get(struct, (smallest, "smallest"))
 
 
 def value_at(values: Any, path: Path) -> Any:
@@ -115,12 +144,21 @@ def put(values: Values, path: Path, value: Any) -> None:
     if not isinstance(holder, dict):
         holder[last] = value
         return
-    names = [each for each in parents if isinstance(each, str)]
-    order = KEYS.get(names[-1] if names else "", ())
+    order = _keys_at(tuple(parents))
     pairs = {**holder, last: value}
     holder.clear()
     holder.update({key: pairs[key] for key in order if key in pairs})
     holder.update(pairs)
+
+
+def _keys_at(path: Path) -> tuple[str, ...]:
+    """The keys of the struct at a path, whichever element of an array it is; none where a map is no struct."""
+    names = _names(path)
+    return next((KEYS[struct] for struct, place in PLACES.items() if _names(place) == names), ())
+
+
+def _names(path: Path) -> list[str]:
+    return [each for each in path if isinstance(each, str)]
 
 
 def drop(values: Values, path: Path) -> None:

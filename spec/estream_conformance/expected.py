@@ -76,12 +76,18 @@ def _filled(manifest: Values) -> Values:
         "layouts": [{"kind": 1, **each} for each in manifest["layouts"]],
         "device_configurations": [_configuration(each) for each in manifest["device_configurations"]],
         "provenance": {"licence": "", "sources": [], **manifest["provenance"]},
+        "binaries": [_binary(each) for each in manifest.get("binaries", [])],
         "extensions": [list(pair) for pair in manifest.get("extensions", {}).items()],
     }
 
 
 def _configuration(values: Values) -> Values:
     return {"lanes": 2, "policy": "pre-routing", "prompt_tokens": 0, **values}
+
+
+def _binary(values: Values) -> Values:
+    graphs = [{"keys": 0, "encodings": [], **each} for each in values["graphs"]]
+    return {"options": "", **values, "graphs": graphs}
 
 
 def _plain(value: Any) -> Any:

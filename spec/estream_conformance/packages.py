@@ -7,7 +7,7 @@ package.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Any, Final
 
 from estream_conformance.builder import Draft, Range, Section, Values, round_up
 from estream_conformance.programs import PRE_ROUTING, Paging
@@ -60,7 +60,7 @@ def smallest() -> Draft:
 
 
 def full() -> Draft:
-    """A package that has everything: quantised weights, both documents, a program, two sets of graphs."""
+    """A package that has everything: quantised weights, a binary, both documents, a program, two sets of graphs."""
     encodings = {
         "embedding": "w8",
         **dict.fromkeys(("q", "k", "v", "o"), "w8"),
@@ -73,15 +73,33 @@ def full() -> Draft:
         "licence": "Apache-2.0",
         "sources": [{"name": "config.json", "length": 2, "sha256": bytes(range(32))}],
     }
+    made.manifest["binaries"] = [
+        {
+            **binary(0),
+            "graphs": [
+                {"name": "experts", "role": "expert", "shape_class": 1, "tokens": 32, "encodings": ["w4g32"] * 3},
+                {"name": "attend", "role": "attend", "shape_class": 0, "tokens": 32, "keys": 64},
+            ],
+            "options": "-O3",
+        }
+    ]
     made.manifest["extensions"] = {"a.example": b"\0\1", "b.example": b""}
     manifest = made.sections.pop()
     made.sections += [
+        Section(SectionType.BINARY, b"binary 0"),
         Section(SectionType.TOKENIZER, TOKENIZER),
         Section(SectionType.CHAT_TEMPLATE, CHAT_TEMPLATE),
         Section(SectionType.SCHEDULE, paging(made, group_size=2, prefetch_depth=2).draft(PRE_ROUTING).encode()),
         manifest,
     ]
     return made
+
+
+def binary(section: int, **changes: Any) -> Values:
+    """A binary with one graph, for the smallest model."""
+    graph = {"name": "g", "role": "attend", "shape_class": 0, "tokens": 1, "keys": 1}
+    about = {"section": section, "target": "htp", "soc_model": 57, "architecture": 75, "sdk": "2.51.0"}
+    return {**about, "compiler": "c", "graphs": [graph], **changes}
 
 
 def paging(made: Draft, group_size: int = 1, prefetch_depth: int = 0) -> Paging:

@@ -83,6 +83,12 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-GRA-002": InvalidError,
     "EMOE-GRA-003": InvalidError,
     "EMOE-GRA-004": InvalidError,
+    # Binaries
+    "EMOE-BIN-001": InvalidError,
+    "EMOE-BIN-002": InvalidError,
+    "EMOE-BIN-003": InvalidError,
+    "EMOE-BIN-004": InvalidError,
+    "EMOE-BIN-005": InvalidError,
     # Layouts
     "EMOE-LAY-001": InvalidError,
     # Other sections

@@ -13,6 +13,7 @@ from hashlib import sha256
 from itertools import zip_longest
 
 from estream_spec import limits
+from estream_spec.binary_rules import check_binaries
 from estream_spec.constants import SectionType
 from estream_spec.container import Container
 from estream_spec.errors import located
@@ -33,6 +34,7 @@ def check_manifest(manifest: Manifest, container: Container) -> None:
     """
     _check_model(manifest.model)
     _check_graphs(manifest, container)
+    check_binaries(manifest, (entry.id for entry in container.entries if entry.type == SectionType.BINARY))
     for index, layout in enumerate(manifest.layouts):
         _require(
             layout.payload_length == (end := max(tensor.offset + tensor.length for tensor in layout.tensors)),

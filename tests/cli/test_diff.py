@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cli.conftest import Built, Pack
 from estream_spec.constants import SectionType
-from estream_spec.manifest import content_id
+from estream_spec.manifest import BinaryGraph, content_id
 from estream_spec.records import RecordTable
-from fixtures.packages import TOKENIZER, Draft, Section
+from fixtures.packages import TOKENIZER, Draft, Section, binary, with_binaries
 
 
 def compared(pack: Pack, first: Path, second: Path) -> tuple[int, dict[str, Any]]:
@@ -91,6 +92,29 @@ def test_same_content_with_other_facts(first: Path, other: Path, pack: Pack) -> 
         "  graph 2: differs",
         "  unknown type 99, id 0: only in the second",
     ]
+
+
+def test_binaries_are_compared_by_their_chips(first: Path, other: Path, pack: Pack) -> None:
+    expert = BinaryGraph(name="e", role="expert", shape_class=0, tokens=64, encodings=("w8", "w8", "w8"))
+    one, two = binary(3), binary(4, soc_model=69, architecture=79)
+    first.write_bytes(with_binaries(two).seal())
+    changed = replace(two, sdk="2.52.0", graphs=(expert, *two.graphs))
+    draft = with_binaries(one, changed)
+    draft.section(SectionType.BINARY, 4).data = b"compiled anew"
+    other.write_bytes(draft.seal())
+    status, found = compared(pack, first, other)
+    assert (status, found["level"]) == (0, "same content")
+    fields = {field["path"].removeprefix("binaries."): (field["first"], field["second"]) for field in found["fields"]}
+    assert fields == {
+        "htp sm8750.sdk": ("2.51.0", "2.52.0"),
+        "htp sm8750.graphs.expert_0_w8_w8_w8_64": (None, "e"),
+        "htp sm8650.section": (None, 3),
+        "htp sm8650.sdk": (None, "2.51.0"),
+        "htp sm8650.compiler": (None, "tests"),
+        "htp sm8650.options": (None, ""),
+        "htp sm8650.graphs.attend_0_32_64": (None, "attend"),
+    }
+    assert found["sections"] == {"binary 3": "only in the second", "binary 4": "differs"}
 
 
 def test_one_changed_expert(first: Path, other: Path, pack: Pack) -> None:

@@ -13,7 +13,7 @@ from estream_packer.inspection import Inspection, describe_model, inspect_packag
 from estream_packer.schedules import programs_for
 from estream_spec.constants import SectionType
 from estream_spec.model import Layer
-from fixtures.packages import MODEL, Draft, Section
+from fixtures.packages import MODEL, Draft, Section, binary, with_binaries
 from fixtures.sources import CountingSource
 
 
@@ -90,6 +90,43 @@ def test_unknown_sections_codecs_and_notices_are_shown(tmp_path: Path, pack: Pac
     status, out, _ = pack("inspect", path)
     assert status == 0
     assert "section of unknown type 99 is skipped" in out
+
+
+def test_binaries_are_shown_with_what_they_are_for(tmp_path: Path, pack: Pack) -> None:
+    path = tmp_path / "a.emoe"
+    other = binary(9, soc_model=99, architecture=80, sdk="2.9", compiler="\x1b[2Jmine", options="-O3")
+    path.write_bytes(with_binaries(binary(3), other).seal())
+    out = pack("inspect", path).out
+    rows = [line.split("  ") for line in out.splitlines() if " htp v" in line]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells == [
+        ["3", "sm8650, Snapdragon 8 Gen 3", "htp v75", "2.51.0", "tests", "1", "153"],
+        ["9", "soc99-v80, chip 99", "htp v80", "2.9", "\\x1b[2Jmine", "1", "153"],
+    ]
+    found = json.loads(pack("inspect", path, "--json").out)
+    assert found["binaries"][1] == {
+        "section": 9,
+        "target": "htp",
+        "chip": "soc99-v80",
+        "title": "chip 99",
+        "soc_model": 99,
+        "architecture": 80,
+        "sdk": "2.9",
+        "compiler": "\x1b[2Jmine",
+        "options": "-O3",
+        "length": 153,
+        "graphs": [
+            {"name": "attend", "role": "attend", "shape_class": 0, "tokens": 32, "keys": 64, "encodings": []},
+        ],
+    }
+    assert found["summary"]["space"]["binaries"] == 2 * 153
+    assert [each["name"] for each in found["extents"] if "binary" in each["name"]] == ["binary 3", "binary 9"]
+
+
+def test_a_package_without_binaries_shows_none(built: Built, pack: Pack) -> None:
+    path = built()
+    assert "binary" not in pack("inspect", path).out
+    assert json.loads(pack("inspect", path, "--json").out)["binaries"] == []
 
 
 def test_text_of_a_package_cannot_command_the_terminal(tmp_path: Path, pack: Pack) -> None:

@@ -17,12 +17,12 @@ from estream_loader.package import open_package
 from estream_spec.constants import SIGNATURE_MAGIC, SUPERBLOCK_OFFSETS, Algorithm, SectionFlag, SectionType
 from estream_spec.container import Container
 from estream_spec.errors import EmoeError
-from estream_spec.manifest import DeviceConfiguration, Manifest, Provenance, Source, content_id
+from estream_spec.manifest import BinaryGraph, DeviceConfiguration, Manifest, Provenance, Source, content_id
 from estream_spec.messagepack import encode
 from estream_spec.model import ModelDescription
 from estream_spec.records import RecordTable, Signature, Superblock
 from estream_spec.weights import Encoding
-from fixtures.packages import MODEL, TOKENIZER, Draft, Section
+from fixtures.packages import MODEL, TOKENIZER, Draft, Section, binary, with_binaries
 from fuzz.inputs import TABLES_HEAD
 
 MOST_VECTOR_BYTES: Final = 1 << 18
@@ -165,8 +165,15 @@ def signature(file_id: bytes, counter: int) -> bytes:
 
 
 def _full_manifest() -> Draft:
-    """Three layers, and a manifest in which no key is left out: tokens, configurations, sources, extensions."""
-    draft = Draft(model=replace(MODEL, layers=3 * MODEL.layers[:1], begin_token=1, end_tokens=(2, 15, 3)))
+    """Three layers, and a manifest in which no key is left out: tokens, binaries, sources, extensions."""
+    encodings: tuple[Encoding, ...] = ("w4g32", "w4g32", "w4g32")
+    expert = BinaryGraph(name="expert", role="expert", shape_class=0, tokens=64, encodings=encodings)
+    binaries = (
+        binary(0, graphs=(expert, *binary(0).graphs), options="a note"),
+        binary(9, soc_model=69, architecture=79),
+    )
+    model = replace(MODEL, layers=3 * MODEL.layers[:1], begin_token=1, end_tokens=(2, 15, 3))
+    draft = with_binaries(*binaries, model=model)
     generic = draft.manifest.device_configurations[0]
     small = DeviceConfiguration(name="small", arena_bytes=generic.arena_bytes, group_size=2, prefetch_depth=0)
     long = replace(small, lanes=4, policy="post-routing", prompt_tokens=512)

@@ -234,7 +234,8 @@ def _change_sections(draft: Draft, donor: Draft, random: Random) -> None:
             draft.sections[at].data = random.choice((b"", b"\0", b"\xff", bytes(70_000), section.data * 2))
             draft.sections[at].length = len(draft.sections[at].data)
         case 7:
-            kind = random.choice((SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE, SectionType.GRAPH, 99))
+            named = SectionType.GRAPH, SectionType.BINARY
+            kind = random.choice((SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE, *named, 99))
             draft.sections += [
                 Section(kind, section.data[:64] or b"x", id=number) for number in range(random.choice((17, 65)))
             ]

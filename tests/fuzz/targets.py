@@ -63,11 +63,13 @@ def read_container(data: bytes) -> None:
 
 
 def read_manifest(data: bytes) -> None:
-    """Decode a manifest and judge it against the directory of the sample with as many graphs."""
+    """Decode a manifest and judge it against the directory of a sample with as many graphs and binaries."""
     manifest = decode_manifest(data)
     assert encode(manifest) == data
-    count = len(manifest.graphs)
-    fitting = (each.container for each in samples() if len(each.manifest.graphs) == count)
+    counts = len(manifest.graphs), len(manifest.binaries)
+    fitting = (
+        each.container for each in samples() if (len(each.manifest.graphs), len(each.manifest.binaries)) == counts
+    )
     check_manifest(manifest, next(fitting, samples()[0].container))
 
 
@@ -118,10 +120,12 @@ def validate(data: bytes) -> None:
 
 
 def page_in(data: bytes) -> None:
-    """Load everything a session loads: graphs, dense records, embedding rows, and each expert through the arena."""
+    """Load everything: graphs, binaries, dense records, embedding rows, and each expert through the arena."""
     with open_package(data, integrity="paged") as package:
         for graph in package.manifest.graphs:
             package.graph(graph)
+        for each in package.manifest.binaries:
+            package.binary(each)
         choice = package.device_configurations[0]
         groups = sum(package.expert_shape.group_counts(choice.group_size))
         banks = min(choice.prefetch_depth + 1, groups)

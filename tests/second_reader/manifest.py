@@ -17,6 +17,7 @@ from second_reader.schema import (
     OrNil,
     Record,
     String,
+    Version,
 )
 
 NAME: Final = String(1, limits.MAX_NAME)
@@ -26,6 +27,8 @@ DIMENSION: Final = Integer(1, limits.MAX_DIMENSION)
 TOKEN: Final = Integer(0, limits.MAX_DIMENSION - 1)
 CLASS: Final = Integer(0, limits.MAX_SHAPE_CLASSES - 1)
 OFFSET: Final = Integer(0, limits.MAX_FILE_LENGTH)
+ENCODING: Final = Choice(("f32", "w8", "w4g32", "w4g64"))
+ROLE: Final = Choice(("qkv", "attend", "out", "expert", "head"))
 
 LAYER: Final = Record(Field("attention", CLASS), Field("experts", CLASS))
 ROTARY: Final = Record(Field("theta", Float(may_be_zero=False)))
@@ -62,7 +65,7 @@ MODEL: Final = Record(
 )
 MATRIX: Final = Record(
     Field("name", NAME),
-    Field("encoding", Choice(("f32", "w8", "w4g32", "w4g64"))),
+    Field("encoding", ENCODING),
     Field("rows", DIMENSION),
     Field("columns", DIMENSION),
 )
@@ -81,7 +84,7 @@ LAYOUT: Final = Record(
 GRAPH: Final = Record(
     Field("section", Integer(0, 2**32 - 1)),
     Field("target", Choice(("portable",))),
-    Field("role", Choice(("qkv", "attend", "out", "expert", "head"))),
+    Field("role", ROLE),
     Field("shape_class", Integer(0, 1023)),
     Field("weights", Choice(("f32", "int8", "uint8"))),
     Field("activations", Choice(("f32", "dynamic-int8"))),
@@ -94,6 +97,24 @@ DEVICE_CONFIGURATION: Final = Record(
     Field("lanes", Integer(1, limits.MAX_LANES), 2),
     Field("policy", Choice(("on-demand", "post-routing", "pre-routing", "resident")), "pre-routing"),
     Field("prompt_tokens", Integer(0, limits.MAX_DIMENSION), 0),
+)
+BINARY_GRAPH: Final = Record(
+    Field("name", NAME),
+    Field("role", ROLE),
+    Field("shape_class", Integer(0, 1023)),
+    Field("tokens", DIMENSION),
+    Field("keys", Integer(0, limits.MAX_DIMENSION), 0),
+    Field("encodings", Array(ENCODING, 0, limits.MAX_TENSORS), []),
+)
+BINARY: Final = Record(
+    Field("section", Integer(0, 2**32 - 1)),
+    Field("target", Choice(("htp",))),
+    Field("soc_model", Integer(1, 2**32 - 1)),
+    Field("architecture", Integer(1, 2**16 - 1)),
+    Field("sdk", Version(limits.MAX_NAME)),
+    Field("compiler", NAME),
+    Field("graphs", Array(BINARY_GRAPH, 1, limits.MAX_BINARY_GRAPHS)),
+    Field("options", TEXT, ""),
 )
 SOURCE: Final = Record(Field("name", TEXT), Field("length", OFFSET), Field("sha256", DIGEST))
 PROVENANCE: Final = Record(
@@ -109,5 +130,6 @@ MANIFEST: Final = Record(
     Field("graphs", Array(GRAPH, 1, limits.MAX_GRAPHS)),
     Field("device_configurations", Array(DEVICE_CONFIGURATION, 1, limits.MAX_DEVICE_CONFIGURATIONS)),
     Field("provenance", PROVENANCE),
+    Field("binaries", Array(BINARY, 0, limits.MAX_BINARIES), []),
     Field("extensions", NamedBytes(NAME, limits.MAX_EXTENSIONS), []),
 )

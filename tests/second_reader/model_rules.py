@@ -61,6 +61,17 @@ def pairs_in_use(model: dict[str, Any]) -> list[tuple[int, int]]:
     return list(dict.fromkeys((layer["attention"], layer["experts"]) for layer in model["layers"]))
 
 
+def classes_of(model: dict[str, Any]) -> dict[str, int]:
+    """How many shape classes each role has."""
+    return {
+        "qkv": len(model["attentions"]),
+        "attend": len(model["attentions"]),
+        "out": len(pairs_in_use(model)),
+        "expert": len(model["expert_blocks"]),
+        "head": 1,
+    }
+
+
 def check_graphs(manifest: dict[str, Any], sections: Iterable[int]) -> GraphSets:
     """EMOE-GRA-001 to EMOE-GRA-004.
 
@@ -68,25 +79,19 @@ def check_graphs(manifest: dict[str, Any], sections: Iterable[int]) -> GraphSets
         manifest: as decoded.
         sections: the ids of all GRAPH sections.
     """
-    model, graphs = manifest["model"], manifest["graphs"]
-    classes = {
-        "qkv": len(model["attentions"]),
-        "attend": len(model["attentions"]),
-        "out": len(pairs_in_use(model)),
-        "expert": len(model["expert_blocks"]),
-        "head": 1,
-    }
     found: dict[tuple[str, int], set[tuple[str, str]]] = {
-        (role, shape_class): set() for role, count in classes.items() for shape_class in range(count)
+        (role, shape_class): set()
+        for role, count in classes_of(manifest["model"]).items()
+        for shape_class in range(count)
     }
-    for graph in graphs:
+    for graph in manifest["graphs"]:
         key, kind = (graph["role"], graph["shape_class"]), (graph["activations"], graph["weights"])
         require(key in found, "GRA-001")
         require(kind not in found[key], "GRA-002")
         found[key].add(kind)
     for (role, _), kinds in found.items():
         require(frozenset(kinds) in (SETS[:1] if role == "attend" else SETS), "GRA-003")
-    require(sorted(graph["section"] for graph in graphs) == sorted(sections), "GRA-004")
+    require(sorted(graph["section"] for graph in manifest["graphs"]) == sorted(sections), "GRA-004")
     return {key: frozenset(kinds) for key, kinds in found.items()}
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from second_reader import container as sections_of
 from second_reader import manifest as structs
+from second_reader.binaries import check_binaries
 from second_reader.canonical import canonical_json
 from second_reader.container import Container, Entry, Superblock, check_padding, file_id, read_container
 from second_reader.identity import content_id
@@ -71,6 +72,7 @@ class _Reader:
         manifest = read_document(structs.MANIFEST, content(self.source, container.only(sections_of.MANIFEST)))
         check_model(manifest["model"])
         graphs = check_graphs(manifest, [entry.id for entry in container.of_type(sections_of.GRAPH)])
+        check_binaries(manifest, [entry.id for entry in container.of_type(sections_of.BINARY)])
         check_payload_lengths(manifest["layouts"])
         signatures = self._check_other_sections()
         dense, experts = self._check_tables(manifest)

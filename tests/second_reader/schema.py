@@ -14,6 +14,7 @@ from second_reader.messagepack import Head, check_syntax, read_head
 from second_reader.rules import RefusedError, require
 
 RULE: Final = "MAN-002"
+DIGITS: Final = frozenset("0123456789")
 MISSING: Final = object()
 """The default of a key that must be there."""
 
@@ -68,6 +69,23 @@ class Choice:
     def read(self, data: bytes, at: int) -> tuple[str, int]:
         value, end = _string(data, at)
         require(value in self.values, RULE)
+        return value, end
+
+    def write(self, value: str) -> bytes:
+        return messagepack.encode_str(value)
+
+
+@dataclass(frozen=True)
+class Version:
+    """Numbers joined by dots: 1 to 8 of them, each of 1 to 18 digits, at most so many characters in all."""
+
+    most: int
+
+    def read(self, data: bytes, at: int) -> tuple[str, int]:
+        value, end = _string(data, at)
+        numbers = value.split(".")
+        require(len(value) <= self.most and len(numbers) <= 8, RULE)
+        require(all(1 <= len(number) <= 18 and set(number) <= DIGITS for number in numbers), RULE)
         return value, end
 
     def write(self, value: str) -> bytes:

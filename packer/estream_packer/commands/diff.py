@@ -25,8 +25,8 @@ def command(context: click.Context, first: Path, second: Path, as_json: bool) ->
     """Show how the packages FIRST and SECOND differ.
 
     They are the same file, byte for byte; or have the same signed content, with other signatures or added device
-    configurations; or the same content, with other pages, order, codec, graphs or configuration; or differ: in values
-    of the manifest, in weights by layer, expert and role, in sections.
+    configurations; or the same content, with other pages, order, codec, graphs, binaries or configuration; or differ:
+    in values of the manifest, in weights by layer, expert and role, in sections.
 
     Exit code 0 for equal content, 1 for different content or a package that is refused.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(package: Path, schedules: bool, html: Path | None, trace: Path | None, as_json: bool) -> None:
-    """Show what PACKAGE says of itself: identity, model, weights, sections, records, graphs, signatures, provenance.
+    """Show what PACKAGE says of itself: model, weights, sections, records, graphs, binaries, signatures, provenance.
 
     Only its tables are read, however large it is; `validate` and `verify` say whether the rest is sound. Nor is a
     signature that verifies a reason to trust it, since anyone can make one: `verify --key` asks for the vendor's.
@@ -100,6 +100,7 @@ def _show(found: Inspection) -> None:
         _sections(found),
         _records(found),
         _graphs(found),
+        _binaries(found),
         _configurations("local device", found.local_device_configurations),
         _configurations("device", found.device_configurations),
         _schedules(found.schedules),
@@ -161,6 +162,18 @@ def _graphs(found: Inspection) -> Table:
         length = sizes[f"graph {graph.section}"]
         kinds = graph.weights, graph.activations, graph.target
         table.add_row(str(graph.section), graph.role, str(graph.shape_class), *kinds, f"{length:,}")
+    return table
+
+
+def _binaries(found: Inspection) -> Table:
+    from rich.text import Text
+
+    from estream_spec.errors import printable
+
+    table = _table(("binary", "chip", "architecture", "sdk", "compiler", "graphs", "bytes"), ("graphs", "bytes"))
+    for each in found.binaries:
+        made = each.sdk, Text(printable(each.compiler)), f"{len(each.graphs):,}", f"{each.length:,}"
+        table.add_row(str(each.section), f"{each.chip}, {each.title}", f"{each.target} v{each.architecture}", *made)
     return table
 
 

@@ -66,10 +66,16 @@ def _tables(found: Inspection) -> list[Markup]:
     local = tables.configurations_table("Local device configurations", found.local_device_configurations)
     given = tables.configurations_table("Device configurations", found.device_configurations)
     weights, space = tables.weights_table(found.summary), tables.space_table(found.summary)
+    parts = (
+        tables.records_table(found),
+        tables.graphs_table(found),
+        tables.binaries_table(found),
+        tables.sections_table(found),
+    )
     return [
         _chapter("Weights and bytes", element("div", weights, space, class_="columns")),
         _chapter("Running it", local, given, tables.schedules_table(found)),
-        _chapter("Parts", tables.records_table(found), tables.graphs_table(found), tables.sections_table(found)),
+        _chapter("Parts", *parts),
     ]
 
 

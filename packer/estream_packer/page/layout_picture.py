@@ -69,7 +69,7 @@ def kind_of(name: str) -> str:
     """What colours a section, from what it is called."""
     if name in PLAIN_KINDS:
         return name
-    for kind in ("graph", "schedule", "table", "device configuration", "signature"):
+    for kind in ("graph", "binary", "schedule", "table", "device configuration", "signature"):
         if kind in name:
             return kind.replace(" ", "-")
     return "other"

@@ -192,3 +192,21 @@ def graphs_table(found: Inspection) -> Markup:
     ]
     headings = "graph", "role", "shape class", "weights", "activations", "target", "bytes"
     return table("Graphs", headings, rows, ("shape class", "bytes"))
+
+
+def binaries_table(found: Inspection) -> Markup:
+    """Graphs compiled for accelerators."""
+    rows = [
+        (
+            str(each.section),
+            f"{each.chip}, {each.title}",
+            f"{each.target} v{each.architecture}",
+            each.sdk,
+            foreign(each.compiler),
+            f"{len(each.graphs):,}",
+            f"{each.length:,}",
+        )
+        for each in found.binaries
+    ]
+    headings = "binary", "chip", "architecture", "SDK", "compiler", "graphs", "bytes"
+    return table("Binaries", headings, rows, ("graphs", "bytes"))

@@ -1,6 +1,7 @@
 """All cases, by what they are about. Each function is one vector."""
 
 from estream_conformance.cases import (
+    binaries,
     codecs,
     configurations,
     device_sections,
@@ -36,6 +37,7 @@ from estream_conformance.cases import (
 )
 
 __all__ = [
+    "binaries",
     "codecs",
     "configurations",
     "device_sections",

@@ -390,10 +390,9 @@ def compressed_records_of_length_0() -> Sealed:
     return draft.seal()
 
 
-def cut_short(section_type: int) -> Sealed:
+def cut_short(draft: Draft, section_type: int) -> Sealed:
     """A package with a section that is a frame whose last byte is missing."""
-    draft = compressed(smallest(), section_type)
-    section = draft.section(section_type)
+    section = compressed(draft, section_type).section(section_type)
     section.stored = (section.stored or b"")[:-1]
     return draft.seal()
 
@@ -409,10 +408,16 @@ for _type in (SectionType.GRAPH, SectionType.DENSE_TABLE, SectionType.EXPERT_TAB
         "EMOE-SEC-019",
         f"{_type.name.lower()}_in_a_frame_cut_short",
         f"A section of type {_type.name} is compressed, and the last byte of its frame is missing.",
-        partial(cut_short, _type),
+        partial(lambda section_type: cut_short(smallest(), section_type), _type),
         "zstd",
         base=f"{_type.name.lower()}_in_a_frame",
     )
+
+
+@refused("EMOE-SEC-019", "zstd", base="all_that_may_be_compressed")
+def binary_in_a_frame_cut_short() -> Sealed:
+    """A binary is compressed, and the last byte of its frame is missing."""
+    return cut_short(full(), SectionType.BINARY)
 
 
 @accepted("zstd", base="full")

@@ -118,6 +118,7 @@ for _type in (
     SectionType.GRAPH,
     SectionType.TOKENIZER,
     SectionType.CHAT_TEMPLATE,
+    SectionType.BINARY,
 ):
     for _place, _at in {"first": 0, "last": -1}.items():
         refuse(
@@ -143,7 +144,7 @@ def digest_of_manifest_before_its_content() -> Sealed:
     return with_two_faults(SectionType.MANIFEST).seal()
 
 
-for _type in (SectionType.GRAPH, SectionType.DENSE_TABLE, SectionType.TOKENIZER):
+for _type in (SectionType.GRAPH, SectionType.BINARY, SectionType.DENSE_TABLE, SectionType.TOKENIZER):
     refuse(
         "EMOE-MOD-004",
         f"model_before_digest_of_{_type.name.lower()}",

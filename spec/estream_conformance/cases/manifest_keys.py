@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from estream_conformance.builder import Draft, Sealed
+from estream_conformance.builder import Sealed
 from estream_conformance.case import refused
-from estream_conformance.changes import NAMES, PLACES, miswritten, refuse, with_pairs, with_source
+from estream_conformance.changes import NAMES, PLACES, base_of, miswritten, refuse, with_pairs
 from estream_conformance.messagepack import Pairs, Raw, encode
-from estream_conformance.packages import smallest
-
-
-def _base(struct: str) -> tuple[Callable[[], Draft], str]:
-    return (with_source, "one_source") if struct in ("sources", "provenance") else (smallest, "smallest")
 
 
 def _register(rule: str, struct: str, suffix: str, about: str, change: Callable[[Pairs], Pairs]) -> None:
-    draft, base = _base(struct)
+    draft, base = base_of(struct)
     own = NAMES.get(struct, struct)
     refuse(rule, f"{own}_{suffix}", about, lambda: with_pairs(PLACES[struct], change, draft()), base=base)
 

@@ -192,6 +192,7 @@ def name_of_32_characters_as_str16() -> Sealed:
 # Defaults
 
 DEFAULTS: Final[list[tuple[str, Path, Any]]] = [
+    ("binaries", ("binaries",), []),
     ("extensions", ("extensions",), {}),
     ("kind", ("layouts", 0, "kind"), 1),
     ("licence", ("provenance", "licence"), ""),

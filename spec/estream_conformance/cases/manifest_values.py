@@ -7,8 +7,20 @@ from typing import Any, Final
 
 from estream_conformance.builder import Sealed
 from estream_conformance.case import accepted
-from estream_conformance.changes import NAMES, PLACES, SOURCE, drop, miswritten, refuse, spelled, value_at, with_source
-from estream_conformance.packages import smallest
+from estream_conformance.changes import (
+    NAMES,
+    PLACES,
+    SOURCE,
+    base_of,
+    drop,
+    miswritten,
+    refuse,
+    spelled,
+    value_at,
+    with_binary,
+    with_source,
+)
+from estream_conformance.packages import binary
 from estream_spec import limits
 
 RULE: Final = "EMOE-MAN-002"
@@ -65,6 +77,7 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
         "graphs": array(1, limits.MAX_GRAPHS),
         "device_configurations": array(1, limits.MAX_DEVICE_CONFIGURATIONS),
         "provenance": STRUCT,
+        "binaries": array(0, limits.MAX_BINARIES),
         "extensions": Kind(
             ("an array", ["a", b""]), above={f"{number:03}": b"" for number in range(limits.MAX_EXTENSIONS + 1)}
         ),
@@ -96,6 +109,24 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
     },
     "provenance": {"writer": NAME, "licence": TEXT, "sources": array(0, limits.MAX_SOURCES)},
     "sources": {"name": TEXT, "length": OFFSET, "sha256": DIGEST},
+    "binaries": {
+        "section": integer(0, (1 << 32) - 1),
+        "target": choice("portable"),
+        "soc_model": integer(1, (1 << 32) - 1),
+        "architecture": integer(1, (1 << 16) - 1),
+        "sdk": Kind(("an integer", 2), "", ".".join(["1" * 18] * 6 + ["1" * 15])),
+        "compiler": NAME,
+        "graphs": array(1, limits.MAX_BINARY_GRAPHS),
+        "options": TEXT,
+    },
+    "binary_graphs": {
+        "name": NAME,
+        "role": choice("moe"),
+        "shape_class": integer(0, 1023),
+        "tokens": DIMENSION,
+        "keys": integer(0, limits.MAX_DIMENSION),
+        "encodings": array(0, limits.MAX_TENSORS),
+    },
     "model": {
         "family": NAME,
         "hidden": DIMENSION,
@@ -143,15 +174,18 @@ DEFAULTS: Final = {
     "lanes",
     "policy",
     "prompt_tokens",
+    "binaries",
+    "options",
+    "keys",
+    "encodings",
 }
 """Keys that may be left out."""
-SAMPLES: Final[dict[str, Any]] = {"end_tokens": 0, "sources": SOURCE}
+SAMPLES: Final[dict[str, Any]] = {"end_tokens": 0, "sources": SOURCE, "binaries": binary(0), "encodings": "f32"}
 """Elements of arrays that are empty in the smallest package."""
 
 
 def _register(struct: str, key: str, kind: Kind) -> None:
-    base = with_source if struct == "sources" else smallest
-    of = "one_source" if struct == "sources" else "smallest"
+    base, of = base_of(struct)
     path = (*PLACES[struct], key)
     own = NAMES.get(struct, struct)
     name, what = f"{own}_{key}", f"`{key}` of a {own}"
@@ -180,7 +214,7 @@ def _register(struct: str, key: str, kind: Kind) -> None:
         about = f"{what} is {where}." if foreign else f"{what} is {where} range."
         bad(suffix, about, kind.above)
     if kind.repeats:
-        element = SAMPLES[key] if key in SAMPLES else value_at(smallest().manifest, path)[0]
+        element = SAMPLES[key] if key in SAMPLES else value_at(base().manifest, path)[0]
         about = f"{what} has {kind.repeats} elements, one too many."
         bad("with_one_too_many", about, [element] * kind.repeats, committed=kind.repeats < 200)
 
@@ -194,3 +228,9 @@ for _struct, _keys in KINDS.items():
 def one_source() -> Sealed:
     """The provenance names a source."""
     return with_source().seal()
+
+
+@accepted()
+def one_binary() -> Sealed:
+    """There is a binary, with one graph."""
+    return with_binary().seal()

@@ -16,9 +16,9 @@ from estream_spec.limits import MAX_MANIFEST_LENGTH, MAX_SMALL_SECTION_LENGTH
 
 UNKNOWN = 99
 """A section type that means nothing."""
-RESERVED_TYPES = (10, 11, 12, 15)
+RESERVED_TYPES = (11, 12, 15)
 """Section types that a later version will give a meaning."""
-ONLY_IN_FULL = (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE, SectionType.SCHEDULE)
+ONLY_IN_FULL = (SectionType.BINARY, SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE, SectionType.SCHEDULE)
 """Section types that the smallest package does without."""
 CRITICAL, SAFE, UNSIGNED, RECORDS = SectionFlag
 
@@ -450,6 +450,7 @@ refuse(
 for _name, _type, _most, _base in (
     ("tokenizer", SectionType.TOKENIZER, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
     ("schedule", SectionType.SCHEDULE, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
+    ("binary", SectionType.BINARY, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
     ("device_configuration", SectionType.DEVICE_CONFIGURATION, MAX_MANIFEST_LENGTH, "smallest"),
     ("signature", SectionType.SIGNATURE, MAX_MANIFEST_LENGTH, "signature_of_another_algorithm_as_long_as_it_may_be"),
 ):
@@ -465,6 +466,7 @@ for _name, _type, _most, _base in (
 for _name, _type, _most, _base in (
     ("tokenizer", SectionType.TOKENIZER, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
     ("schedule", SectionType.SCHEDULE, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
+    ("binary", SectionType.BINARY, MAX_SMALL_SECTION_LENGTH, "free_extent_longer_than_sections_may_be"),
     ("chat_template", SectionType.CHAT_TEMPLATE, MAX_MANIFEST_LENGTH, "smallest"),
     ("device_configuration", SectionType.DEVICE_CONFIGURATION, MAX_MANIFEST_LENGTH, "smallest"),
     ("signature", SectionType.SIGNATURE, MAX_MANIFEST_LENGTH, "smallest"),
@@ -543,6 +545,7 @@ for _kind in (
     SectionType.TOKENIZER,
     SectionType.CHAT_TEMPLATE,
     SectionType.SCHEDULE,
+    SectionType.BINARY,
 ):
     refuse(
         "EMOE-SEC-018",

@@ -93,6 +93,22 @@ def drop_unknown(made: Draft) -> None:
     made.sections.pop()
 
 
+def set_binary(made: Draft) -> None:
+    """The binary has other bytes."""
+    made.section(SectionType.BINARY).data = b"binary 1"
+
+
+def set_sdk(made: Draft) -> None:
+    """The binary is said to be of an older build."""
+    made.manifest["binaries"][0]["sdk"] = "2.5"
+
+
+def drop_binary(made: Draft) -> None:
+    """The binary is gone, and the manifest says so."""
+    made.sections.remove(made.section(SectionType.BINARY))
+    del made.manifest["binaries"]
+
+
 def swap_graphs(made: Draft) -> None:
     """Two graphs have changed places, each with its id."""
     first, second = (made.sections.index(made.section(SectionType.GRAPH, number)) for number in range(2))
@@ -147,6 +163,9 @@ for _name, _about, _change, _features in (
     ("device_configuration_of_the_manifest", "the manifest asks for another arena", set_arena, ()),
     ("tokenizer_dropped", "the tokenizer was dropped", drop_tokenizer, ()),
     ("tokenizer_compressed", "the tokenizer is compressed", compress_tokenizer, ("zstd",)),
+    ("binary", "the binary is another", set_binary, ()),
+    ("sdk_of_binary", "the binary is said to be of an older build", set_sdk, ()),
+    ("binary_dropped", "the binary was dropped", drop_binary, ()),
     ("graphs_moved", "two graphs have changed places", swap_graphs, ()),
     ("graphs_swapped", "two graphs have changed their bytes", swap_graphs_bytes, ()),
     ("sections_moved_by_a_page", "all sections begin a page later", free_first, ()),

@@ -18,7 +18,7 @@ from estream_loader.records import tensors
 from estream_spec.constants import MAGIC, SectionType
 from estream_spec.errors import EmoeError, IntegrityError, LinkError, MalformedError
 from estream_spec.records import Superblock
-from fixtures.packages import TOKENIZER, Draft, Section
+from fixtures.packages import TOKENIZER, Draft, Section, binary, with_binaries
 from fixtures.sources import CountingSource
 
 PACKAGE = Draft().seal()
@@ -69,6 +69,27 @@ def test_graphs_and_documents() -> None:
         assert package.tokenizer_json == TOKENIZER
         assert package.tokenizer.get_vocab_size() == 2
         assert package.chat_template == template
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_binaries(compressed: bool) -> None:
+    draft = with_binaries(binary(7))
+    if compressed:
+        draft.section(SectionType.BINARY, 7).compress()
+    with open_package(draft.seal()) as package:
+        [found] = package.manifest.binaries
+        assert found == binary(7)
+        assert package.binary(found) == b"graphs of a chip " * 9
+
+
+def test_a_binary_is_proven_before_it_is_given_away() -> None:
+    data = with_binaries(binary(7)).seal()
+    damaged = flipped(data, data.index(b"graphs of a chip"))
+    with open_package(damaged, integrity="open") as package, pytest.raises(IntegrityError) as caught:
+        package.binary(package.manifest.binaries[0])
+    assert (caught.value.rule, caught.value.path) == ("EMOE-SEC-018", "binary section 7")
+    with pytest.raises(IntegrityError, match=r"\[EMOE-SEC-018\]"):
+        open_package(damaged, integrity="full")
 
 
 def test_package_without_documents() -> None:

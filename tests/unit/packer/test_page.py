@@ -27,7 +27,7 @@ from estream_packer.page.tables import configurations_table
 from estream_spec.constants import SectionType
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.trace import COMPUTING, Details, Event, Name, Trace, assemble, decode_trace, encode_trace
-from fixtures.packages import Draft, Section
+from fixtures.packages import Draft, Section, binary, with_binaries
 from fixtures.pages import Page
 from fixtures.traces import Spans, trace_from
 
@@ -102,6 +102,18 @@ def test_a_page_says_what_is_in_the_package(found: Inspection) -> None:
     assert f"offset {extent.offset:,}, {extent.stored_length:,} bytes, {extent.share:.2%}" in experts
     assert sum("3 experts of" in title for title in titles) == len(found.ranges) // 2 - 1 == 2
     assert "timeline" not in [attributes.get("id") for _, attributes in page.elements]
+
+
+def test_a_page_shows_binaries() -> None:
+    other = binary(9, soc_model=69, architecture=79, compiler=HOSTILE)
+    page = check_page(document(inspected(with_binaries(binary(3), other))))
+    cells = [text.strip() for tag, text in page.texts if tag == "td"]
+    start = cells.index("sm8650, Snapdragon 8 Gen 3")
+    assert cells[start - 1 : start + 5] == ["3", cells[start], "htp v75", "2.51.0", "1", "153"]
+    assert "tests" in [text.strip() for _, text in page.texts]
+    assert "sm8750, Snapdragon 8 Elite" in cells
+    assert "fill-binary" in {each.get("class") for _, each in page.elements}
+    assert "Binaries" not in document(inspected(Draft()))
 
 
 def test_every_bar_can_be_reached_and_says_what_it_is(found: Inspection) -> None:

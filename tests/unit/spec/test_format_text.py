@@ -167,6 +167,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "6.7": manifest.DeviceConfiguration,
     "6.8": manifest.Provenance,
     "6.9": manifest.Source,
+    "6.10": manifest.Binary,
+    "6.11": manifest.BinaryGraph,
     "8.1": model.ModelDescription,
     "8.2": model.Layer,
     "8.3": model.Attention,
@@ -204,6 +206,8 @@ def test_manifest_tables_give_the_ranges(number: str) -> None:
 NAMED_RANGES: dict[str, Any] = {
     "name": (1, limits.MAX_NAME),
     "text": (0, limits.MAX_TEXT),
+    "version": (manifest.SDK_PATTERN, limits.MAX_NAME),
+    "encoding": set(get_args(weights.Encoding)),
     "digest": (32, 32),
     "dimension": (1, limits.MAX_DIMENSION),
     "token": (0, limits.MAX_DIMENSION - 1),
@@ -211,7 +215,7 @@ NAMED_RANGES: dict[str, Any] = {
     "offset": (0, limits.MAX_FILE_LENGTH),
     "boolean": None,
 }
-"""Ranges of the types that section 6.1 names; MAX_TEXT and the like are spelt out there."""
+"""Ranges of the types that section 6.1 names; what a version is, MAX_TEXT and the like are spelt out there."""
 
 
 def stated_range(kind: str, cell: str) -> Any:
@@ -253,6 +257,8 @@ def coded_range(kind: Any) -> Any:
             return (low, high if above is None else above - 1)
         case msgspec.inspect.FloatType(ge=low, gt=below):
             return ("ge", low) if below is None else ("gt", below)
+        case msgspec.inspect.StrType(pattern=str(pattern), max_length=high):
+            return (pattern, high)
         case (
             msgspec.inspect.StrType(min_length=low, max_length=high)
             | msgspec.inspect.BytesType(min_length=low, max_length=high)

@@ -15,9 +15,9 @@ from estream_spec.errors import IntegrityError, InvalidError, MalformedError
 from estream_spec.manifest import DeviceConfiguration, content_id, decode_device_configuration, decode_manifest
 from estream_spec.messagepack import encode
 from estream_spec.records import RecordTable
-from fixtures.packages import MODEL, TOKENIZER, Draft, replace_table
+from fixtures.packages import MODEL, TOKENIZER, Draft, binary, replace_table, with_binaries
 
-MANIFEST = Draft().manifest
+MANIFEST = with_binaries(binary(0)).manifest
 DATA = encode(MANIFEST)
 
 
@@ -115,6 +115,13 @@ INVALID = {
     "not a number": assign("model.attentions.0.rotary.theta", float("nan")),
     "negative epsilon": assign("model.norm_epsilon", -1.0),
     "a timestamp": assign("name", msgspec.msgpack.Ext(1, b"\0\0\0\0")),
+    "unknown accelerator": assign("binaries.0.target", "gpu"),
+    "no chip": assign("binaries.0.soc_model", 0),
+    "build with a letter": assign("binaries.0.sdk", "v2.51"),
+    "build with a line feed": assign("binaries.0.sdk", "2.51\n"),
+    "binary without graphs": assign("binaries.0.graphs", []),
+    "no rows": assign("binaries.0.graphs.0.tokens", 0),
+    "unknown encoding": assign("binaries.0.graphs.0.encodings", ["f16"]),
     "three dimensions": assign("layouts.0.tensors.0.shape", [1, 1, 1]),
 }
 
@@ -157,6 +164,11 @@ NUMBERS = (
     "device_configurations.0.arena_bytes",
     "device_configurations.0.group_size",
     "device_configurations.0.prefetch_depth",
+    "binaries.0.section",
+    "binaries.0.architecture",
+    "binaries.0.graphs.0.shape_class",
+    "binaries.0.graphs.0.tokens",
+    "binaries.0.graphs.0.keys",
 )
 
 
@@ -164,7 +176,7 @@ NUMBERS = (
 @pytest.mark.parametrize("value", HUGE)
 def test_huge_numbers(path: str, value: int) -> None:
     """Digests mended: a number that means more than the file holds is refused, not computed with."""
-    draft = Draft()
+    draft = with_binaries(binary(0))
     draft.section(SectionType.MANIFEST).data = assign(path, value)
     data = draft.seal()
 
@@ -179,7 +191,10 @@ def test_huge_numbers(path: str, value: int) -> None:
         use()
     assert caught.value.rule in {
         "EMOE-MAN-002",  # beyond the range of the field
-        *(f"EMOE-{kind}" for kind in ("MOD-004", "MOD-006", "MOD-008", "GRA-004", "LAY-001", "LAY-005", "CFG-001")),
+        *(
+            f"EMOE-{kind}"
+            for kind in ("MOD-004", "MOD-006", "MOD-008", "GRA-004", "BIN-001", "LAY-001", "LAY-005", "CFG-001")
+        ),
     }
     assert caught.value.offset is not None
 

@@ -13,10 +13,10 @@ from estream_loader import open_package
 from estream_spec.constants import TABLE_MAGIC, SectionType
 from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError, MalformedError
 from estream_spec.limits import MAX_INTEGER_ROWS, MAX_RANGES, MAX_RECORD_LENGTH
-from estream_spec.manifest import DeviceConfiguration, RecordLayout
+from estream_spec.manifest import Binary, BinaryGraph, DeviceConfiguration, RecordLayout
 from estream_spec.model import Attention, ExpertBlock, Layer, Rotary, Router
 from estream_spec.records import TABLE_HEADER, RecordRange, RecordTable
-from fixtures.packages import ENCODINGS, MODEL, Draft, Section, replace_table
+from fixtures.packages import ENCODINGS, MODEL, Draft, Section, binary, replace_table
 
 ATTENTION, BLOCK = MODEL.attentions[0], MODEL.expert_blocks[0]
 DENSE_TABLE, EXPERT_TABLE = SectionType.DENSE_TABLE, SectionType.EXPERT_TABLE
@@ -151,6 +151,58 @@ def test_integer_graph_for_stored_floats() -> None:
     draft = Draft(encodings={**ENCODINGS, "gate": "f32"})
     with open_package(draft.seal()) as package, pytest.raises(InvalidError, match=r"'gate' as f32.*\[EMOE-GRA-005\]"):
         assert package.experts.table.ranges
+
+
+ALIKE = binary(0, graphs=(*binary(0).graphs, *(set_fields(graph, name="other") for graph in binary(0).graphs)))
+GRAPH = binary(0).graphs[0]
+
+
+def of_graphs(*graphs: BinaryGraph) -> Change:
+    return binaries(binary(0, graphs=graphs))
+
+
+def binaries(*given: Binary, sections: tuple[int, ...] = (0, 1)) -> Change:
+    def apply(draft: Draft) -> None:
+        draft.change_manifest(binaries=given)
+        draft.sections += [Section(SectionType.BINARY, b"x", id=each) for each in sections[: len(given) or None]]
+
+    return apply
+
+
+BINARIES: dict[str, tuple[Change, str, str]] = {
+    "section nobody names": (binaries(sections=(7,)), "BIN-001", ""),
+    "section that is not there": (binaries(binary(1), sections=(0,)), "BIN-001", ""),
+    "section of two binaries": (binaries(binary(0), binary(0, soc_model=1), sections=(0,)), "BIN-001", ""),
+    "two of one chip": (binaries(binary(0), binary(1, sdk="3", compiler="other")), "BIN-002", "[1]"),
+    "no such shape class": (of_graphs(GRAPH, set_fields(GRAPH, shape_class=1)), "BIN-003", "[0].graphs[1]"),
+    "an encoding for no matrix": (of_graphs(set_fields(GRAPH, encodings=("f32",))), "BIN-003", "[0].graphs[0]"),
+    "a matrix without encoding": (of_graphs(set_fields(GRAPH, role="out", keys=0)), "BIN-003", "[0].graphs[0]"),
+    "attention without keys": (of_graphs(set_fields(GRAPH, keys=0)), "BIN-003", "[0].graphs[0]"),
+    "keys for a head": (of_graphs(set_fields(GRAPH, role="head", encodings=("w8",))), "BIN-003", "[0].graphs[0]"),
+    "two alike": (binaries(ALIKE), "BIN-004", "[0].graphs[1]"),
+    "two of one name": (of_graphs(GRAPH, set_fields(GRAPH, tokens=1)), "BIN-005", "[0].graphs[1]"),
+}
+
+
+def test_the_section_that_does_not_pair_off_is_named() -> None:
+    for change, section in (
+        (binaries(sections=(7,)), 7),
+        (binaries(binary(1), sections=(0,)), 0),
+        (binaries(binary(0), binary(5), binary(5), sections=(0, 5)), 5),
+    ):
+        assert f"first at section id {section}," in refused(change, InvalidError, "BIN-001").message
+
+
+@pytest.mark.parametrize(("change", "rule", "path"), BINARIES.values(), ids=BINARIES)
+def test_rule_of_binaries(change: Change, rule: str, path: str) -> None:
+    assert refused(change, InvalidError, rule).path == f"manifest.binaries{path}"
+
+
+def test_binaries_for_chips_that_differ_in_one_number() -> None:
+    draft = Draft()
+    binaries(binary(0), binary(1, architecture=79))(draft)
+    with open_package(draft.seal(), integrity="full") as package:
+        assert [each.architecture for each in package.manifest.binaries] == [75, 79]
 
 
 def ranges(section_type: SectionType, index: int, **changes: Any) -> Change:
