@@ -88,8 +88,9 @@ class Session:
 
     Args:
         package: an open package, which must stay open.
-        backend: `native`, `portable`, `reference` or `htp`, the NPU of a Snapdragon device, which may be followed by a
-            colon and the name of a chip to simulate it, `htp:sm8650`; None takes `native` where it was compiled, else `portable`.
+        backend: `native`, `portable`, `reference` or `htp`, the NPU of a Snapdragon device, simulated where there is none,
+            which may be followed by a colon and the name of a chip; None takes `native` where it was compiled, else
+            `portable`.
         arena_bytes: memory for experts; None takes what the device's configurations say.
         arena_kind: what that memory is: `ordinary`, or `rpcmem`, which the NPU of a Snapdragon device shares; None
             takes `ordinary`.
@@ -160,6 +161,7 @@ class Session:
             laps.end("tables")
             self._programs = choose_programs(package, sizes, name, device)
             laps.end("programs")
+            self.notice = fallback_notice() if backend is None else None
             opened = open_backend(backend or default_backend(), package, self.threads)
             stack.callback(opened.close)
             self._backend = opened
@@ -397,7 +399,7 @@ class Session:
             self._interpreter,
             len(prompt),
             policy=POLICY_NAMES[Policy(program.policy)],
-            backend=self._backend.name,
+            backend=self._backend,
             notice=self.notice,
         )
 

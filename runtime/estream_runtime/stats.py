@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from estream_runtime.backends import Backend
 from estream_runtime.interpreter import Interpreter
 from estream_spec.trace import Activity
 
@@ -104,7 +105,9 @@ class Laps:
 class Meter:
     """Adds up what the stretches of one run cost; runs of one session may alternate."""
 
-    def __init__(self, interpreter: Interpreter, prompt_tokens: int, *, policy: str, backend: str, notice: str | None):
+    def __init__(
+        self, interpreter: Interpreter, prompt_tokens: int, *, policy: str, backend: Backend, notice: str | None
+    ):
         self._interpreter: Final = interpreter
         self._backend: Final = backend
         self._notice: Final = notice
@@ -131,12 +134,12 @@ class Meter:
 
     def stats(self) -> Stats:
         """What the run cost so far."""
-        total, io_busy, bytes_read, reads, *spent = self._spent
+        total, io_busy, bytes_read, reads, tile_rows, padded_rows, *spent = self._spent
         activities = dict(zip(self._interpreter.recorder.seconds, spent, strict=True))
         waiting = activities["wait"]
         arena = self._interpreter.pager.arena
         return Stats(
-            backend=self._backend,
+            backend=self._backend.name,
             notice=self._notice,
             prompt_tokens=self._prompt_tokens,
             new_tokens=self._new_tokens,
@@ -153,9 +156,12 @@ class Meter:
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
             policy=self._policy,
             lanes=self._interpreter.pager.lanes,
+            tile_rows=int(tile_rows),
+            padded_rows=int(padded_rows),
             reading_mode=self._interpreter.pager.mode,
         )
 
     def _readings(self) -> tuple[float, ...]:
         paged, activities = self._interpreter.pager.stats, self._interpreter.recorder.seconds
-        return time.perf_counter(), paged.io_busy_s, paged.bytes_read, paged.reads, *activities.values()
+        rows = self._backend.tile_rows, self._backend.padded_rows
+        return time.perf_counter(), paged.io_busy_s, paged.bytes_read, paged.reads, *rows, *activities.values()

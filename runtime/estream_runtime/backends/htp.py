@@ -192,7 +192,7 @@ def _row_weights(symbolic: Interface, role: GraphRole) -> int:
 
 def _width(feeds: Mapping[str, Array]) -> int:
     """What each key costs a row that attends, counted in weights: its product with queries and that of its value."""
-    heads, _, width = feeds["queries"].shape
+    heads, _, width = map(int, feeds["queries"].shape)
     return 2 * heads * width
 
 

@@ -33,17 +33,11 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class BackendName(click.ParamType):
-    """The name of a backend, that of `htp` with or without a chip."""
-
-    name = "backend"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name; anything else is a usage error. Whether there is such a chip is told when the backend opens."""
-        text = str(value)
-        if text not in BACKENDS and not text.startswith("htp:"):
-            self.fail(f"{text!r} is not one of {', '.join(map(repr, BACKENDS))}.", param, ctx)
-        return text
+def backend_name(text: str) -> str:
+    """The name of a backend, that of `htp` with or without a chip; anything else is a usage error."""
+    if text not in BACKENDS and not text.startswith("htp:"):
+        raise click.BadParameter(f"{text!r} is not one of {', '.join(map(repr, BACKENDS))}.")
+    return text
 
 
 def tell_of_fallback() -> None:
@@ -76,7 +70,7 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option(
         "--backend",
-        type=BackendName(),
+        type=backend_name,
         metavar=f"[{'|'.join(BACKENDS)}]",
         help="What computes. htp is the NPU of a Snapdragon device; where there is none it is simulated, slowly, and"
         " htp:sm8650 says which one.  [default: native where that was compiled, otherwise portable]",

@@ -286,7 +286,10 @@ def test_threads_and_repetition_change_no_bit() -> None:
     graphs = graphs_of("f32")
     results = [
         backend.run("expert", 0, feeds)["y"]
-        for backend in (open_graph_backend("portable", MODEL, graphs, 1), open_graph_backend("portable", MODEL, graphs, 2))
+        for backend in (
+            open_graph_backend("portable", MODEL, graphs, 1),
+            open_graph_backend("portable", MODEL, graphs, 2),
+        )
         for _ in range(2)
     ]
     assert all(np.array_equal(result, results[0]) for result in results)
