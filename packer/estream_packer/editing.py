@@ -2,8 +2,9 @@
 
 New sections and a new directory go behind the package's end; writing one superblock then makes them count, so that
 whatever stops an edit leaves the old package or the new one. `plan_edit` computes all bytes and judges the package they
-would make; `edit_package` writes them. Only sections outside the file id are changed here, which is why every other one
-stays, its type known or not, and signatures stay true.
+would make; `edit_package` writes them. An edit that changes nothing but sections outside the file id keeps every other
+one, its type known or not, and signatures stay true. Any other edit makes another file: signatures over the old one go,
+and so do sections of unknown types that are not flagged as safe to copy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from estream_loader import Package
 from estream_loader.source import FileSource, available, read
 from estream_spec.constants import (
     FLAGS,
+    KNOWN_SECTIONS,
     MIN_SECTION_ALIGNMENT_SHIFT,
     SUPERBLOCK_OFFSETS,
     Codec,
@@ -47,7 +49,7 @@ HINTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSection:
-    """A section to add, stored as it is: its type, which is one outside the file id, its id and its bytes."""
+    """A section to add, stored as it is: its type, its id and its bytes."""
 
     type: SectionType
     id: int
@@ -84,19 +86,34 @@ class Edit:
     container: Container
 
 
+def with_given_up(container: Container, changes: Changes) -> Changes:
+    """Changes with all that they take away: signatures of the old file, and what nobody says is safe to copy.
+
+    Where they are about sections outside the file id alone, that is nothing.
+    """
+    flags = [*(FLAGS[each.type] for each in changes.add), *(each.flags for each in changes.remove)]
+    if all(each & SectionFlag.UNSIGNED for each in flags):
+        return changes
+    given_up = [
+        entry
+        for entry in container.entries
+        if entry.type == SectionType.SIGNATURE
+        or (entry.type not in KNOWN_SECTIONS and not entry.flags & SectionFlag.SAFE_TO_COPY)
+    ]
+    return replace(changes, remove=[*changes.remove, *given_up])
+
+
 def plan_edit(container: Container, changes: Changes) -> Edit:
     """Compute the bytes of an edit and judge the package they make.
 
     Args:
         container: the package as it is.
-        changes: what to do.
+        changes: all there is to do, see `with_given_up`.
 
     Raises:
         PackError: there is no generation left, or readers would refuse the result: too many sections, for example.
     """
     old = container.superblock
-    assert all(FLAGS[each.type] & SectionFlag.UNSIGNED for each in changes.add), changes.add
-    assert all(each.flags & SectionFlag.UNSIGNED for each in changes.remove), changes.remove
     if old.generation == MAX_GENERATION:
         message = f"package cannot be edited: its generation is {MAX_GENERATION}, the last there is"
         raise PackError(message, hint="pack it again")
@@ -203,7 +220,7 @@ def edit_package(path: Path, decide: Callable[[Package], Changes]) -> tuple[Cont
     with _locked(path) as descriptor:
         source = FileSource(descriptor, name=str(path), owned=False)
         with Package(source, "paged") as package:
-            if not (changes := decide(package)):
+            if not (changes := with_given_up(package.container, decide(package))):
                 return package.container, changes
             edit = plan_edit(package.container, changes)
             _write_edit(path, descriptor, source, package.container.superblock, edit)

@@ -88,7 +88,7 @@ class Session:
 
     Args:
         package: an open package, which must stay open.
-        backend: `native`, `portable`, `reference` or `htp`, the NPU of a Snapdragon device, simulated where there is none,
+        backend: `native`, `portable`, `reference` or `htp`, the NPU of a Snapdragon device, simulated where none is,
             which may be followed by a colon and the name of a chip; None takes `native` where it was compiled, else
             `portable`.
         arena_bytes: memory for experts; None takes what the device's configurations say.

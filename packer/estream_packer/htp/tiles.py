@@ -5,8 +5,9 @@ Their number depends on the shapes of a model and not on how many layers or expe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 from estream_loader.package import Package
 from estream_packer.graphs import build_fixed_graph
@@ -32,48 +33,62 @@ KEYS: Final = (256, 512, 1024, 2048, 4096)
 Encodings = tuple[Encoding, ...]
 
 
-def tiles_for(package: Package) -> Iterator[Tile]:
-    """The graphs of a package, each built when it is asked for.
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How the weights of a package are stored.
 
-    Raises:
-        FormatError: the tables of the package are at fault.
+    Attributes:
+        model: whose weights.
+        dense: layout of each dense record: the embedding, each layer, what follows the last.
+        experts: layout of the expert records of each layer.
     """
-    model = package.manifest.model
-    for role in ROLES:
-        for shape_class in range(class_count(role, model)):
-            for encodings in encodings_of(package, role, shape_class):
-                for tokens in TOKENS[role]:
-                    for keys in _capacities(model) if role == "attend" else (0,):
-                        yield _tile(model, role, shape_class, tokens, keys, encodings)
+
+    model: ModelDescription
+    dense: Sequence[RecordLayout]
+    experts: Sequence[RecordLayout]
+
+    @classmethod
+    def of(cls, package: Package) -> Self:
+        """Those of a package.
+
+        Raises:
+            FormatError: its tables are at fault.
+        """
+        model = package.manifest.model
+        layers = range(len(model.layers))
+        dense = [package.dense.place(number).layout for number in range(len(model.layers) + 2)]
+        return cls(model, dense, [package.experts.place(layer).layout for layer in layers])
+
+    def encodings(self, role: GraphRole, shape_class: int) -> list[Encodings]:
+        """How the matrices of a role are stored, in the order of the first layer that has them so."""
+        served = (layer for layer in range(len(self.model.layers)) if self._class(role, layer) == shape_class)
+        return list(dict.fromkeys(self._encodings(role, layer) for layer in served))
+
+    def _class(self, role: GraphRole, layer: int) -> int:
+        return shape_class_of(role, self.model, layer)
+
+    def _encodings(self, role: GraphRole, layer: int) -> Encodings:
+        if role == "head" and self.model.tied_head:  # it is transposed when a session opens
+            return (_stored(self.dense[0])["embedding"],)
+        layout = {"expert": self.experts[layer], "head": self.dense[-1]}.get(role, self.dense[layer + 1])
+        return tuple(_stored(layout)[name] for name in MATRICES[role])
 
 
-def encodings_of(package: Package, role: GraphRole, shape_class: int) -> list[Encodings]:
-    """How the matrices of a role are stored, in the order of the first layer that has them so."""
-    model = package.manifest.model
-    layers = [layer for layer in range(len(model.layers)) if shape_class_of(role, model, layer) == shape_class]
-    found = (_encodings(_layout(package, role, layer), role) for layer in layers)
-    return list(dict.fromkeys(found))
+def tiles_for(weights: Weights) -> list[Tile]:
+    """The graphs that a package needs."""
+    model = weights.model
+    return [
+        _tile(model, role, shape_class, tokens, keys, encodings)
+        for role in ROLES
+        for shape_class in range(class_count(role, model))
+        for encodings in weights.encodings(role, shape_class)
+        for tokens in TOKENS[role]
+        for keys in (_capacities(model) if role == "attend" else (0,))
+    ]
 
 
-def _layout(package: Package, role: GraphRole, layer: int) -> RecordLayout:
-    """The layout of the record that a role's matrices of a layer are in."""
-    model = package.manifest.model
-    match role:
-        case "expert":
-            return package.experts.place(layer).layout
-        case "head" if model.tied_head:
-            return package.dense.place(0).layout
-        case "head":
-            return package.dense.place(len(model.layers) + 1).layout
-        case _:
-            return package.dense.place(layer + 1).layout
-
-
-def _encodings(layout: RecordLayout, role: GraphRole) -> Encodings:
-    stored = {matrix.name: matrix.encoding for matrix in layout.matrices}
-    if role == "head" and "head" not in stored:
-        return (stored["embedding"],)  # transposed when a session opens
-    return tuple(stored[name] for name in MATRICES[role])
+def _stored(layout: RecordLayout) -> dict[str, Encoding]:
+    return {matrix.name: matrix.encoding for matrix in layout.matrices}
 
 
 def _capacities(model: ModelDescription) -> list[int]:

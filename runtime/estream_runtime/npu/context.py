@@ -33,7 +33,7 @@ def open_context(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescrip
 
     Args:
         data: the binary.
-        graphs: what is in it, all of it or some.
+        graphs: all that is in it, or one of them. What some would leave would be in the way of the next context.
         model: what the graphs belong to.
         chip: the chip that it was compiled for.
 
@@ -46,9 +46,10 @@ def open_context(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescrip
     sessions = []
     with _sharing, quiet():
         for number, graph in enumerate(graphs):
-            entries = {"session.disable_cpu_ep_fallback": "1", "ep.share_ep_contexts": "1"}
-            if number == len(graphs) - 1:
-                entries["ep.stop_share_ep_contexts"] = "1"
+            entries = {"session.disable_cpu_ep_fallback": "1"}
+            if len(graphs) > 1:
+                entries["ep.share_ep_contexts"] = "1"
+                entries["ep.stop_share_ep_contexts"] = str(int(number == len(graphs) - 1))
             wrapped = _wrapper(graph, interface_of(graph, model), data if number == 0 else None)
             sessions.append(_session(wrapped, session_options(chip, entries, {}), graph))
     return sessions

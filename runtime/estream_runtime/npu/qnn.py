@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -55,19 +55,17 @@ def session_options(chip: Chip, entries: Mapping[str, str], options: Mapping[str
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Sends what the SDK's libraries write to standard output to standard error: the former is for results."""
+    """Drops what the SDK's libraries write to standard output, which is for results; what goes wrong is raised."""
     sys.stdout.flush()
-    with suppress(OSError):
-        kept = os.dup(1)
-        try:
-            os.dup2(2, 1)
-            yield
-        finally:
-            ctypes.CDLL(None).fflush(None)  # what C has not written yet would come later, and go where it should not
-            os.dup2(kept, 1)
-            os.close(kept)
-        return
-    yield
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C has not written yet would come later, and go where it should not
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @cache

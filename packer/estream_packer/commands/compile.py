@@ -1,0 +1,109 @@
+"""`estream-pack compile`: put graphs for the NPU of a phone into a package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from estream_loader.console import FILE
+
+if TYPE_CHECKING:
+    from estream_loader import Package
+    from estream_packer.editing import Changes
+    from estream_packer.htp.compiler import Compiler
+    from estream_packer.htp.targets import Target
+    from estream_spec.chips import Chip
+
+TARGET_HELP = "htp: and a chip: its part number (htp:sm8650), what it is sold as (htp:8-gen-3), its Hexagon version"
+
+
+@click.command(short_help="Compile a package's graphs for a phone's NPU.")
+@click.argument("package", type=FILE)
+@click.option(
+    "--target",
+    "targets",
+    required=True,
+    multiple=True,
+    help=f"{TARGET_HELP} (htp:v75), its number in Qualcomm's SDK (htp:soc57), or number and version of any other one"
+    " (htp:soc60-v73). May be given several times.",
+)
+@click.option(
+    "--compiler",
+    type=click.Choice(["local", "aihub"]),
+    default="local",
+    show_default=True,
+    help="What compiles: onnxruntime-qnn on this machine, or Qualcomm's AI Hub.",
+)
+@click.option("--remove", is_flag=True, help="Take the binaries for these targets out.")
+def command(package: Path, targets: tuple[str, ...], compiler: str, remove: bool) -> None:
+    """Compile the graphs of PACKAGE for the NPUs of phones and put them in, in place.
+
+    Each target is one binary with graphs for fixed numbers of tokens, which take weights as inputs: their number does
+    not depend on the model's layers and experts. One for the same chip is replaced. Before PACKAGE is touched, each
+    graph runs in Qualcomm's simulator and is compared with the reference.
+
+    This makes another file: signatures in PACKAGE are taken out, since they are not for it.
+
+    With --compiler aihub, jobs are noted in PACKAGE.aihub until all is done, so that another run takes them up.
+    """
+    from estream_packer.htp.targets import chip_of_target
+
+    chips = list(dict.fromkeys(map(chip_of_target, targets)))
+    if remove:
+        if compiler != "local":
+            raise click.UsageError("--remove needs no --compiler", click.get_current_context())
+        _remove(package, chips)
+    else:
+        _compile(package, chips, compiler)
+
+
+def _remove(package: Path, chips: Sequence[Chip]) -> None:
+    from estream_packer.compiling import decompile_changes
+    from estream_packer.editing import edit_package
+
+    _, changes = edit_package(package, lambda opened: decompile_changes(opened, chips))
+    for chip in chips:
+        click.echo(f"removed the binary for {chip}")
+    _tell_of_signatures(changes)
+
+
+def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
+    from estream_loader.progress import open_progress
+    from estream_packer.compiling import compile_changes
+    from estream_packer.editing import edit_package
+    from estream_packer.htp.targets import compile_targets
+    from estream_packer.htp.tiles import Weights
+
+    made: list[Target] = []
+
+    def decide(opened: Package) -> Changes:
+        made.extend(compile_targets(Weights.of(opened), chips, _compiler(compiler, package), progress))
+        return compile_changes(opened, made)
+
+    with open_progress("graphs") as progress:
+        _, changes = edit_package(package, decide)
+    for target in made:
+        click.echo(target.described())
+    _tell_of_signatures(changes)
+
+
+def _compiler(name: str, package: Path) -> Compiler:
+    """The compiler of that name; notes of jobs in AI Hub are kept beside the package."""
+    if name == "aihub":
+        from estream_packer.htp.aihub import AiHubCompiler
+
+        return AiHubCompiler(package.with_name(f"{package.name}.aihub"))
+    from estream_packer.htp.local import LocalCompiler
+
+    return LocalCompiler()
+
+
+def _tell_of_signatures(changes: Changes) -> None:
+    from estream_spec.constants import SectionType
+
+    count = sum(entry.type == SectionType.SIGNATURE for entry in changes.remove)
+    if count:
+        click.echo(f"notice: {count} signature{'s' * (count != 1)} taken out, sign it again", err=True)

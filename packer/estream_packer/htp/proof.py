@@ -1,0 +1,239 @@
+"""Proves compiled graphs: what the simulator makes of them against the reference. FORMAT.md section 10.3.
+
+A compiler may accept an operator and compute something else with it, so nothing is taken for granted. A graph runs once
+on all its rows, which are of four kinds in turn: random, zero, large, and one large number among zeros. Its weights
+use all the range that their encoding has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from estream_loader.progress import Progress
+from estream_packer.graphs import build_graph
+from estream_packer.htp.children import child_processes, result_of
+from estream_runtime.backends.htp import HtpBackend
+from estream_runtime.backends.protocol import GraphKey
+from estream_runtime.backends.reference import ReferenceBackend
+from estream_runtime.npu.qnn import HINT, simulated
+from estream_runtime.vendor_sdk import installed_sdk
+from estream_spec.binary_interface import label_of
+from estream_spec.chips import Chip, chip_numbered
+from estream_spec.errors import LinkError, PackError
+from estream_spec.graph_interface import MATRICES, Value, interface
+from estream_spec.manifest import Binary, BinaryGraph
+from estream_spec.matching import sdk_numbers
+from estream_spec.model import ModelDescription
+from estream_spec.weights import GROUP_SIZES, MAX_MULTIPLIER, Encoding, expand_nibbles
+
+MOST_ERROR: Final = 1e-2
+"""How far a row may be from the reference, as a share of its size; fp16 alone makes 1e-3 of it."""
+LEAST_SIZE: Final = 1e-2
+"""A row smaller than this share of the largest is judged as if it had that size: rounding may be all it is."""
+LARGE: Final = 100.0
+"""Large activations: some hidden channels of trained models are that far from the others."""
+LARGE_QUERY: Final = 8.0
+"""Large queries: scores of 64 and more have but four digits behind the binary point in fp16, whoever computes them."""
+KINDS: Final = 4
+
+Array = npt.NDArray[Any]
+Random = np.random.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the proof of one graph found.
+
+    Attributes:
+        label: the graph.
+        error: the largest difference of a row from the reference, as a share of its size.
+    """
+
+    label: str
+    error: float
+
+
+def prove_binary(binary: Binary, data: bytes, model: ModelDescription, progress: Progress) -> list[Proof]:
+    """Proves the graphs of a context binary, in processes of their own.
+
+    Args:
+        binary: what the manifest says of it.
+        data: the binary.
+        model: what its graphs belong to.
+        progress: told of each graph.
+
+    Raises:
+        LinkError: the simulator does not run here, is older than what made the binary, or refuses it.
+        PackError: a graph is further from the reference than `MOST_ERROR`, or ended the process.
+    """
+    chip = chip_numbered(binary.soc_model, binary.architecture)
+    _check_sdk(binary, chip)
+    progress.begin(f"proving for {chip.name}", len(binary.graphs))
+    with child_processes(len(os.sched_getaffinity(0))) as children:
+        # The largest ones first, so that none is left for the end.
+        ordered = sorted(binary.graphs, key=lambda graph: -_size(graph, model))
+        begun: list[tuple[BinaryGraph, Future[Proof]]] = [
+            (graph, children.submit(prove_here, data, graph, model, chip)) for graph in ordered
+        ]
+        found = []
+        for graph, future in begun:
+            found.append(result_of(future, f"proving graph {label_of(graph)} for {chip.name}"))
+            progress.advance(1)
+    return found
+
+
+def _check_sdk(binary: Binary, chip: Chip) -> None:
+    """Refuse to prove with an SDK that is not there or older than the one that made the binary."""
+    if not (here := installed_sdk()):
+        raise LinkError("proving binaries needs onnxruntime-qnn, which is not installed", hint=HINT)
+    if not simulated():
+        raise LinkError("proving binaries needs Qualcomm's simulator, which is for x86-64", hint="prove it there")
+    if sdk_numbers(binary.sdk) > sdk_numbers(here):
+        message = f"the binary for {chip} was made by SDK {binary.sdk}, the one here is {here}"
+        raise LinkError(message, hint=f"install SDK {binary.sdk} or later to prove it")
+
+
+def prove_here(data: bytes, graph: BinaryGraph, model: ModelDescription, chip: Chip) -> Proof:
+    """Proves one graph in this process, which that may end. Errors as for `prove_binary`."""
+    stored, plain = _inputs(graph, model)
+    backend = HtpBackend(model, data, [graph], chip)
+    found = backend.run(graph.role, graph.shape_class, stored)
+    backend.close()
+    return judge(graph, found, expected_of(graph, model, plain))
+
+
+def expected_of(graph: BinaryGraph, model: ModelDescription, plain: Mapping[str, Array]) -> dict[str, Array]:
+    """What the reference backend makes of f32 weights."""
+    key = GraphKey(graph.role, graph.shape_class, "f32")
+    portable = build_graph(graph.role, model, graph.shape_class, "f32", "f32")
+    return ReferenceBackend(model, {key: portable}, 1).run(graph.role, graph.shape_class, plain)
+
+
+def judge(graph: BinaryGraph, found: Mapping[str, Array], expected: Mapping[str, Array]) -> Proof:
+    """Compares outputs row by row.
+
+    Raises:
+        PackError: one is too far off.
+    """
+    label, errors = label_of(graph), [0.0]
+    for name, right in expected.items():
+        differences = _sizes(found[name].astype(np.float64) - right)
+        sizes = _sizes(right.astype(np.float64))
+        floor = max(LEAST_SIZE * float(sizes.max()), 1e-30)
+        with np.errstate(invalid="ignore"):
+            off = differences / np.maximum(sizes, floor)
+        worst = float(np.where(np.isfinite(off), off, np.inf).max())
+        if worst > MOST_ERROR:
+            message = f"output {name!r} is off by {worst:.2g} of a row's size, expected at most {MOST_ERROR:g}"
+            hint = "the compiler computes something else; try another SDK, or report it to its vendor"
+            raise PackError(message, path=f"graph {label}", hint=hint)
+        errors.append(worst)
+    return Proof(label, max(errors))
+
+
+def _sizes(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Euclidean size of each row."""
+    sizes: npt.NDArray[np.float64] = np.linalg.norm(rows, axis=-1)
+    return sizes
+
+
+def _size(graph: BinaryGraph, model: ModelDescription) -> int:
+    """What a graph takes to compute, roughly."""
+    return sum(prod(_shape(value, graph)) for value in interface(graph.role, model, graph.shape_class, "f32").inputs)
+
+
+def _shape(value: Value, graph: BinaryGraph) -> tuple[int, ...]:
+    """The shape of an input with the graph's numbers for symbolic dimensions."""
+    numbers = {"T": graph.tokens, "S": graph.keys}
+    return tuple(numbers[size] if isinstance(size, str) else size for size in value.shape)
+
+
+def _inputs(graph: BinaryGraph, model: ModelDescription) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Inputs as they are stored, and in f32; always the same for one graph."""
+    random = np.random.default_rng([*label_of(graph).encode()])
+    fixed = interface(graph.role, model, graph.shape_class, "f32")
+    encodings = dict(zip(MATRICES[graph.role], graph.encodings, strict=True))
+    stored, plain = dict[str, Array](), dict[str, Array]()
+    for value in fixed.inputs:
+        shape = _shape(value, graph)
+        if value.name in encodings:
+            parts, matrix = _MATRICES[encodings[value.name]](random, value.name, *shape)
+            stored |= parts
+            plain[value.name] = matrix
+        else:
+            made = _vector_or_rows(random, value, shape)
+            stored[value.name] = plain[value.name] = made
+    return stored, plain
+
+
+def _vector_or_rows(random: Random, value: Value, shape: tuple[int, ...]) -> Array:
+    match value.name:
+        case "mask":
+            mask = np.zeros(shape, np.float32)
+            mask[np.arange(shape[1]) > np.arange(shape[0])[:, None] + shape[1] // 2] = np.finfo(np.float32).min
+            return mask
+        case "cos" | "sin":
+            return np.asarray(np.sin(random.uniform(-4, 4, shape)), np.float32)
+        case "router":
+            return np.asarray(random.standard_normal(shape) / np.sqrt(shape[0]), np.float32)
+        case "keys" | "values":
+            return np.asarray(random.standard_normal(shape), np.float32)
+    if "T" not in value.shape:  # the weight of a norm
+        return np.asarray(random.uniform(0.5, 2, shape), np.float32)
+    rows = random.standard_normal(shape)
+    kinds = np.arange(shape[-2]) % KINDS
+    rows[..., kinds == 1, :] = 0
+    large = LARGE_QUERY if value.name == "queries" else LARGE
+    rows[..., kinds == 2, :] *= large / np.abs(rows[..., kinds == 2, :]).max(axis=-1, keepdims=True)
+    alone = np.zeros(shape[-1])
+    alone[shape[-1] // 2] = large
+    rows[..., kinds == 3, :] = alone
+    return np.asarray(rows, np.float32)
+
+
+def _scales(random: Random, rows: int, columns: int, largest: int) -> npt.NDArray[np.float32]:
+    """Scales such that products of rows of ones have the size of one; some are zero."""
+    scales = random.uniform(0.2, 2, columns) / (largest * np.sqrt(rows))
+    scales[:: max(columns // 4, 2)] = 0
+    return np.asarray(scales, np.float32)
+
+
+def _f32(random: Random, name: str, rows: int, columns: int) -> tuple[dict[str, Array], Array]:
+    matrix = (random.standard_normal((rows, columns)) / np.sqrt(rows)).astype(np.float32)
+    return {name: matrix}, matrix
+
+
+def _w8(random: Random, name: str, rows: int, columns: int) -> tuple[dict[str, Array], Array]:
+    integers = random.integers(-127, 128, (rows, columns), np.int8)
+    scales = _scales(random, rows, columns, 127)
+    return {name: integers, f"{name}.scale": scales}, integers * scales
+
+
+def _w4(group: int) -> Callable[[Random, str, int, int], tuple[dict[str, Array], Array]]:
+    def made(random: Random, name: str, rows: int, columns: int) -> tuple[dict[str, Array], Array]:
+        groups = -(-rows // group)
+        nibbles = random.integers(0, 256, (groups * group // 2, columns), np.uint8)
+        multipliers = random.integers(1, MAX_MULTIPLIER + 1, (groups, columns), np.int8)
+        multipliers *= random.choice(np.array([-1, 1], np.int8), (groups, columns))
+        scales = _scales(random, rows, columns, 8 * MAX_MULTIPLIER)
+        integers = np.empty((rows, columns), np.int8)
+        expand_nibbles(nibbles, multipliers, group, rows, out=integers, unsigned=False)
+        parts = {f"{name}.nibbles": nibbles, f"{name}.multipliers": multipliers, f"{name}.scale": scales}
+        return parts, integers * scales
+
+    return made
+
+
+_MATRICES: Final[Mapping[Encoding, Callable[[Random, str, int, int], tuple[dict[str, Array], Array]]]] = {
+    "f32": _f32,
+    "w8": _w8,
+    **{encoding: _w4(group) for encoding, group in GROUP_SIZES.items()},
+}
