@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from estream_loader.progress import Progress, Quiet
 from estream_packer.assemble import WORKING_BYTES, assemble
@@ -33,6 +33,10 @@ from estream_spec.errors import PackError
 from estream_spec.manifest import Provenance
 from estream_spec.records import RecordRange
 
+if TYPE_CHECKING:
+    from estream_packer.htp.targets import Target
+    from estream_spec.chips import Chip
+
 NO_TOKENIZER: Final = f"the checkpoint has no {TOKENIZER}, so the package takes token ids and no text"
 
 
@@ -53,7 +57,8 @@ def build(
 
     Everything about the checkpoint but the values of its weights is judged before anything is written. The package
     appears under its name when it is whole; until then, and after a failure, an older one stays as it was. Equal
-    checkpoints and options give equal bytes, whatever the number of jobs, the place, or the time.
+    checkpoints and options give equal bytes, whatever the number of jobs, the place, or the time; with targets, if the
+    vendor's compiler is the same.
 
     Args:
         source: checkpoint folder.
@@ -68,6 +73,7 @@ def build(
     options, progress = options or BuildOptions(), progress or Quiet()
     check_options(options)
     check_output(output)
+    chips = _chips(options)
     jobs = job_count(options)
     # The checkpoint is closed before the workers are awaited, which ends a long read when the build fails.
     with worker_threads(1) as background, worker_threads(jobs) as workers, open_checkpoint(source) as checkpoint:
@@ -78,6 +84,7 @@ def build(
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)
+        targets = _compiled(plan, chips)
         sources = background.submit(checkpoint.sources)
         source_bytes = sum(_length(checkpoint, each) for each in weights.sources())
         progress.begin("packing", source_bytes)
@@ -91,6 +98,7 @@ def build(
                 name=options.name or weights.model.family,
                 provenance=lambda: Provenance(writer=WRITER, licence=options.licence, sources=sources.result()),
                 documents=documents,
+                targets=targets,
             )
             # Weights and digests are read apart; only of files that stood still do they speak of the same bytes.
             checkpoint.check_unchanged()
@@ -104,6 +112,28 @@ def build(
         summary=packed.summary(),
         notices=() if checkpoint.tokenizer else (NO_TOKENIZER,),
     )
+
+
+def _chips(options: BuildOptions) -> list[Chip]:
+    """The chips to compile for, each once."""
+    if not options.targets:
+        return []
+    from estream_packer.htp.targets import chip_of_target
+
+    return list(dict.fromkeys(map(chip_of_target, options.targets)))
+
+
+def _compiled(plan: Plan, chips: list[Chip]) -> list[Target]:
+    """What the graphs of a plan are compiled into."""
+    if not chips:
+        return []
+    # Imported when asked for: only who compiles needs the vendor's compiler.
+    from estream_packer.htp.local import LocalCompiler
+    from estream_packer.htp.targets import compile_targets
+    from estream_packer.htp.tiles import Weights
+
+    dense, experts = ([plan.layout(each) for each in ranges] for ranges in (plan.dense, plan.experts))
+    return compile_targets(Weights(plan.model, dense, experts), chips, LocalCompiler(), Quiet())
 
 
 @contextlib.contextmanager

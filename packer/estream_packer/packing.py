@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -28,6 +28,9 @@ from estream_spec.records import RecordTable
 from estream_spec.rules import check_device_configurations, check_manifest, check_tables
 from estream_spec.schedule import ExpertShape, Program
 from estream_spec.schedule_verifier import verify_program
+
+if TYPE_CHECKING:
+    from estream_packer.htp.targets import Target
 
 IN_FLIGHT_BYTES: Final = 1 << 28
 """Memory for records being made or waiting to be written; a single larger record has it to itself."""
@@ -144,6 +147,7 @@ def write_package(
     name: str,
     provenance: Callable[[], Provenance],
     documents: tuple[bytes, bytes] = NO_DOCUMENTS,
+    targets: Sequence[Target] = (),
 ) -> Packed:
     """Write everything a package holds, and hold it to the rules every reader holds it to.
 
@@ -156,6 +160,7 @@ def write_package(
         name: the model's name, for people.
         provenance: asked for once all records are written.
         documents: tokenizer and chat template, empty where there is none.
+        targets: what was compiled for accelerators.
 
     Raises:
         PackError: it cannot be written.
@@ -166,6 +171,8 @@ def write_package(
     writer.add(SectionType.EXPERT_TABLE, experts.encode())
     for graph, data in zip(plan.graphs, graphs, strict=True):
         writer.add(SectionType.GRAPH, data, graph.section, compress=True)
+    for section, target in enumerate(targets):
+        writer.add(SectionType.BINARY, target.compiled.data, section)
     for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
         if document:
             writer.add(section_type, document, compress=True)
@@ -180,6 +187,7 @@ def write_package(
         graphs=plan.graphs,
         device_configurations=(plan.device_configuration,),
         provenance=provenance(),
+        binaries=tuple(target.binary(section) for section, target in enumerate(targets)),
     )
     writer.add(SectionType.MANIFEST, encode(manifest))
     packed = Packed(writer.finish(), manifest, dense, experts, programs)

@@ -17,6 +17,9 @@ A recipe says everything that decides the bytes of a package::
     [package]
     page_shift = 14
 
+    [npu]
+    targets = ["htp:sm8650"]          # chips to compile the graphs for; see the verb compile
+
 Only `[source]` is required; everything else has the default of the command line.
 """
 
@@ -42,6 +45,7 @@ DenseEncoding = Literal["f32", "w8", "w4g32"]
 MAX_JOBS: Final = 1024
 MAX_RECIPE_LENGTH: Final = 1 << 20
 """1 MiB; a recipe has a few hundred bytes."""
+Targets = Annotated[tuple[str, ...], Meta(max_length=limits.MAX_BINARIES)]
 PageShift = Annotated[int, Meta(ge=limits.MIN_PAGE_SHIFT, le=limits.MAX_PAGE_SHIFT)]
 
 
@@ -55,6 +59,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         name: the model's name, for people; None takes the checkpoint family's.
         licence: SPDX expression of the weights' licence; empty where it is not known.
         page_shift: records begin at multiples of `1 << page_shift` bytes.
+        targets: accelerators to compile the graphs for, such as `htp:sm8650`.
         jobs: records made at a time; None takes one for each processor this process may use. It never shows in the
             package.
     """
@@ -65,6 +70,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
     name: Name | None = None
     licence: Text = ""
     page_shift: PageShift = DEFAULT_PAGE_SHIFT
+    targets: Targets = ()
     jobs: Annotated[int, Meta(ge=1, le=MAX_JOBS)] | None = None
 
     @property
@@ -103,6 +109,12 @@ class PackageTable(Struct, frozen=True):
     page_shift: PageShift = DEFAULTS.page_shift
 
 
+class NpuTable(Struct, frozen=True):
+    """`[npu]`: accelerators that the graphs are compiled for."""
+
+    targets: Targets = DEFAULTS.targets
+
+
 class Recipe(Struct, frozen=True):
     """A recipe file."""
 
@@ -110,6 +122,7 @@ class Recipe(Struct, frozen=True):
     model: ModelTable = ModelTable()
     weights: WeightsTable = WeightsTable()
     package: PackageTable = PackageTable()
+    npu: NpuTable = NpuTable()
 
     def options(self) -> BuildOptions:
         """The options the recipe stands for."""
@@ -120,6 +133,7 @@ class Recipe(Struct, frozen=True):
             name=self.model.name,
             licence=self.model.licence,
             page_shift=self.package.page_shift,
+            targets=self.npu.targets,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -17,9 +18,17 @@ from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions
 @weight_options
 @click.option("--name", help="The model's name, for people.  [default: its family]")
 @click.option("--licence", help="SPDX expression of the weights' licence.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="Compile the graphs for an NPU as well, as the verb compile does: htp:sm8650. May be given several times.",
+)
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Records made at a time.  [default: one per processor]")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choices: str | None) -> None:
+def command(
+    source: Path, output: Path, jobs: int | None, as_json: bool, **choices: str | tuple[str, ...] | None
+) -> None:
     """Pack SOURCE, a Hugging Face checkpoint folder or a recipe (.toml), into one .emoe package.
 
     A recipe says everything that decides the package, so only -o, --jobs and --json go with one.
@@ -29,7 +38,7 @@ def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choic
     from estream_loader.progress import open_progress
     from estream_packer.build import build
 
-    given = {option: value for option, value in choices.items() if value is not None}
+    given = {option: value for option, value in choices.items() if value}
     checkpoint, options = source, msgspec.structs.replace(DEFAULTS, **given)
     if source.suffix.lower() == ".toml":
         checkpoint, options = _from_recipe(source, output, given)
@@ -43,13 +52,13 @@ def command(source: Path, output: Path, jobs: int | None, as_json: bool, **choic
         show_package(result, result.source_bytes, "read")
 
 
-def _from_recipe(recipe: Path, output: Path, given: dict[str, str]) -> tuple[Path, BuildOptions]:
+def _from_recipe(recipe: Path, output: Path, given: Mapping[str, object]) -> tuple[Path, BuildOptions]:
     """Checkpoint and options from a recipe, which no flag may contradict and no package replace."""
     from estream_packer.recipe import read_recipe
     from estream_spec.errors import PackError
 
     if given:
-        flags = ", ".join(f"--{option}" for option in given)
+        flags = ", ".join(f"--{option.removesuffix('s') if option == 'targets' else option}" for option in given)
         message = f"{flags} cannot be given with a recipe: say it in {recipe.name}"
         raise click.UsageError(message, click.get_current_context())
     found = read_recipe(recipe)
