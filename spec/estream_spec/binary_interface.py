@@ -8,12 +8,18 @@ of letters, digits and underscores alone, since compilers want them so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from estream_spec.errors import InvalidError
 from estream_spec.graph_interface import MATRICES, Interface, Value, interface
 from estream_spec.manifest import BinaryGraph, GraphRole
 from estream_spec.model import ModelDescription
 from estream_spec.weights import Encoding, matrix_parts
+
+HIDDEN: Final = -30000.0
+"""What the mask of `attend` has where a key is not seen: fp16 has it, and it and a score together as well."""
+LARGEST: Final = 65504.0
+"""The largest number of fp16. Accelerators differ in what they make of larger ones."""
 
 
 def label(role: GraphRole, shape_class: int, tokens: int, keys: int = 0, encodings: Sequence[Encoding] = ()) -> str:

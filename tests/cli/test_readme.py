@@ -13,6 +13,7 @@ import pytest
 from estream_loader.console import run_command
 from estream_packer import cli as packer
 from estream_packer.build import build
+from estream_packer.htp import tiles
 from estream_packer.recipe import read_recipe
 from estream_packer.sample import sample_files
 from estream_runtime import cli as runtime
@@ -34,39 +35,59 @@ def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "sample.emoe"
 
 
-def run_examples(*, signing: bool) -> None:
-    """Run the examples in Python that are about signing, or the others."""
-    examples = [each for each in blocks("python") if ("SignaturePolicy" in each) == signing]
-    assert examples
-    for example in examples:
-        exec(compile(example, "README.md", "exec"), {})
+PROGRAMS = {"estream-pack": packer.group, "estream-run": runtime.group}
+
+
+def run_example(word: str) -> None:
+    """Run the example in Python that has a word which no other has."""
+    [example] = [each for each in blocks("python") if word in each]
+    exec(compile(example, "README.md", "exec"), {})
+
+
+def run_lines(word: str, *, others: bool) -> str:
+    """Run the command lines of the block that has a word which no other has, those of other programs if wanted."""
+    [lines] = [each for each in blocks("console") if word in each]
+    for line in lines.splitlines():
+        program, *arguments = [os.path.expanduser(word) for word in shlex.split(line.removeprefix("$ "), comments=True)]  # noqa: PTH111
+        if program in PROGRAMS:
+            assert run_command(PROGRAMS[program], program, arguments) == 0, line
+        elif others:
+            subprocess.run([program, *arguments], check=True)
+    return lines
 
 
 def test_the_python_example_runs(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What it shows works on the sample model and prints English."""
-    run_examples(signing=False)
+    run_example("session.score")
     assert re.search(r"[a-z]{2,} [a-z]{2,} ", capsys.readouterr().out)
 
 
 def test_signing_works_as_shown(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command lines about signing all succeed, and the example in Python after them trusts what they signed."""
     shutil.copy(sample, "w8.emoe")
-    [lines] = [each for each in blocks("console") if "keygen" in each]
-    programs = {"estream-pack": packer.group, "estream-run": runtime.group}
-    for line in lines.splitlines():
-        program, *arguments = [os.path.expanduser(word) for word in shlex.split(line.removeprefix("$ "), comments=True)]  # noqa: PTH111
-        if program in programs:
-            assert run_command(programs[program], program, arguments) == 0, line
-        else:
-            subprocess.run([program, *arguments], check=True)
-    assert "w8.sig" in lines
-    run_examples(signing=True)
+    assert "w8.sig" in run_lines("keygen", others=True)
+    run_example("minimum_counter=3")
     assert "is what the vendor released" in capsys.readouterr().out
     data = bytearray(sample.read_bytes())
     data[1 << 20] ^= 1
     sample.write_bytes(data)
     with pytest.raises(IntegrityError):
-        run_examples(signing=True)
+        run_example("minimum_counter=3")
+
+
+def test_compiling_works_as_shown(
+    sample: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command lines about NPUs all succeed, and the example after them trusts the binary and runs it."""
+    monkeypatch.setattr(tiles, "TOKENS", dict.fromkeys(tiles.TOKENS, (32,)))
+    monkeypatch.setattr(tiles, "KEYS", (256,))
+    (sample.parent / "keys").mkdir()
+    assert run_command(packer.group, "estream-pack", ["keygen", "-o", str(sample.parent / "keys" / "vendor")]) == 0
+    shutil.copy(sample.parent / "keys" / "vendor.pub", "vendor.pub")
+    run_lines("--target", others=False)
+    capsys.readouterr()
+    run_example('backend="htp"')
+    assert re.search(r"[a-z]{2,}", capsys.readouterr().out)
 
 
 def test_the_recipe_is_understood(tmp_path: Path) -> None:
@@ -80,6 +101,7 @@ def test_the_recipe_is_understood(tmp_path: Path) -> None:
         "dynamic-int8",
         14,
     )
+    assert options.targets == ("htp:sm8650",)
 
 
 def test_every_verb_is_there() -> None:

@@ -16,8 +16,6 @@ SHRINK: Final = 128.0
 """Integers enter products divided by this, exactly, and scales make up for it: sums stay in the range of fp16."""
 SMALLEST: Final = 2.0**-13
 """A row is divided by its largest number, or by this if that is smaller: twice the least number with all digits."""
-LOWEST: Final = -30000.0
-"""What stands for minus infinity: no score is near it, and a score can be added without leaving the range."""
 
 
 class HalfArithmetic:
@@ -69,9 +67,8 @@ class HalfArithmetic:
         return graph.add("MatMul", graph.add("Mul", queries, graph.number(width**-0.5)), keys)
 
     def masked(self, scores: str, mask: str) -> str:
-        """Scores, with those that are not to be seen far below all others."""
-        graph = self._graph
-        return graph.add("Add", scores, graph.add("Max", mask, graph.number(LOWEST)))
+        """Scores and mask added; the mask hides with a number that fp16 has."""
+        return self._graph.add("Add", scores, mask)
 
     def _shrunk(self, integers: str) -> str:
         """Signed bytes divided by `SHRINK`.

@@ -25,7 +25,7 @@ from estream_runtime.backends.protocol import GraphKey
 from estream_runtime.backends.reference import ReferenceBackend
 from estream_runtime.npu.qnn import HINT, simulated
 from estream_runtime.vendor_sdk import installed_sdk
-from estream_spec.binary_interface import label_of
+from estream_spec.binary_interface import HIDDEN, label_of
 from estream_spec.chips import Chip, chip_numbered
 from estream_spec.errors import LinkError, PackError
 from estream_spec.graph_interface import MATRICES, Value, interface
@@ -107,7 +107,11 @@ def prove_here(data: bytes, graph: BinaryGraph, model: ModelDescription, chip: C
     backend = HtpBackend(model, data, [graph], chip)
     found = backend.run(graph.role, graph.shape_class, stored)
     backend.close()
-    return judge(graph, found, expected_of(graph, model, plain))
+    try:
+        return judge(graph, found, expected_of(graph, model, plain))
+    except PackError as error:
+        error.path = f"{error.path} for {chip.name}"
+        raise
 
 
 def expected_of(graph: BinaryGraph, model: ModelDescription, plain: Mapping[str, Array]) -> dict[str, Array]:
@@ -178,7 +182,7 @@ def _vector_or_rows(random: Random, value: Value, shape: tuple[int, ...]) -> Arr
     match value.name:
         case "mask":
             mask = np.zeros(shape, np.float32)
-            mask[np.arange(shape[1]) > np.arange(shape[0])[:, None] + shape[1] // 2] = np.finfo(np.float32).min
+            mask[np.arange(shape[1]) > np.arange(shape[0])[:, None] + shape[1] // 2] = HIDDEN
             return mask
         case "cos" | "sin":
             return np.asarray(np.sin(random.uniform(-4, 4, shape)), np.float32)

@@ -20,13 +20,14 @@ from estream_spec.weights import Encoding
 
 TOKENS: Final[dict[GraphRole, tuple[int, ...]]] = {
     "qkv": (32, 64, 128, 256),
-    "attend": (32, 128),
+    "attend": (32, 64, 128),
     "out": (32, 64, 128, 256),
     "expert": (32, 64, 128, 256),
-    "head": (32, 128),
+    "head": (32, 64, 128),
 }
-"""Rows of the tiles of each role. The matrix unit works in tiles of 32 rows; no more than 128 rows attend together or
-enter the head together, since scores and logits are large."""
+"""Rows of the tiles of each role. The matrix unit works in tiles of 32 rows; each tile has twice the rows of the one
+before, so that at most half of one is wasted; and no more than 128 rows attend together or enter the head together,
+since scores and logits are large."""
 KEYS: Final = (256, 512, 1024, 2048, 4096)
 """Keys that `attend` takes: longer prompts are refused on the accelerator."""
 

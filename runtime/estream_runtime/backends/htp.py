@@ -19,7 +19,7 @@ from estream_runtime.backends.protocol import Array, MatrixForm
 from estream_runtime.npu.context import interface_of, open_context
 from estream_runtime.npu.qnn import simulated
 from estream_runtime.npu.tiling import cover
-from estream_spec.binary_interface import label_of, tensor_name
+from estream_spec.binary_interface import HIDDEN, LARGEST, label_of, tensor_name
 from estream_spec.chips import Chip
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.graph_interface import MATRICES, DType, Interface, Value, interface
@@ -33,7 +33,6 @@ FLOPS: Final = 5e12
 """Operations a second in fp16 that whole models reach on a Snapdragon 8 Elite Gen 5, from EStream's 4096 tokens."""
 
 _DTYPES: Final[dict[DType, type]] = {"f32": np.float32, "i8": np.int8, "u8": np.uint8}
-_LOWEST: Final = np.finfo(np.float32).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +145,8 @@ class HtpBackend(GraphBackend):
         capacity, tiles = served.for_keys(feeds["keys"].shape[1] if role == "attend" else 0)
         if role == "attend":
             feeds = _with_capacity(feeds, capacity)
+        for name in axes.keys() & feeds.keys():
+            _check_range(feeds[name], f"graph {role}.{shape_class}", name)
         call_rows = CALL_S * FLOPS / (2 * (served.row_weights or capacity * _width(feeds)))
         taken = cover(count, list(tiles), call_rows)
         self.tile_rows += sum(taken)
@@ -203,12 +204,20 @@ def _with_rows(symbolic: Interface) -> Iterator[Value]:
 
 def _with_capacity(feeds: Mapping[str, Array], capacity: int) -> dict[str, Array]:
     """Inputs of `attend` for as many keys as a graph takes: those that are not there are hidden."""
+    mask = np.maximum(feeds["mask"], np.float32(HIDDEN))
     missing = capacity - feeds["keys"].shape[1]
     if not missing:
-        return dict(feeds)
+        return {**feeds, "mask": mask}
     longer = {name: np.pad(feeds[name], ((0, 0), (0, missing), (0, 0))) for name in ("keys", "values")}
-    mask = np.pad(feeds["mask"], ((0, 0), (0, missing)), constant_values=_LOWEST)
-    return {**feeds, **longer, "mask": mask}
+    return {**feeds, **longer, "mask": np.pad(mask, ((0, 0), (0, missing)), constant_values=HIDDEN)}
+
+
+def _check_range(rows: Array, graph: str, name: str) -> None:
+    """Refuse numbers that fp16 does not have: what an accelerator would make of them need not show in its results."""
+    largest = float(np.abs(rows).max(initial=0))
+    if not largest <= LARGEST:
+        hint = "another backend computes in f32"
+        raise TrapError(f"{name!r} has {largest:g}, the largest number of fp16 is {LARGEST:g}", path=graph, hint=hint)
 
 
 def _rows(array: Array, axis: int | None, block: slice) -> Array:

@@ -84,7 +84,8 @@ def _summary(stats: Stats, package_bytes: int) -> str:
     share = stats.peak_arena_bytes / package_bytes
     kind = "" if stats.arena_kind == "ordinary" else f" of {stats.arena_kind}"
     arena = f"arena {stats.peak_arena_bytes:,} bytes{kind}, {share:.1%} of the package's {package_bytes:,}"
+    padded = f"; {stats.padded_rows / stats.tile_rows:.0%} of rows computed for none" if stats.tile_rows else ""
     return (
         f"{stats.prompt_tokens} tokens in, {stats.new_tokens} out; first token after {stats.ttft_s:.2f} s{speed}\n"
-        f"{stats.backend}, {arena}; {stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads"
+        f"{stats.backend}, {arena}; {stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads{padded}"
     )
