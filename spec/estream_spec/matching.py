@@ -15,6 +15,7 @@ from estream_spec.constants import SectionType
 from estream_spec.container import Container
 from estream_spec.devices import of_device
 from estream_spec.errors import MalformedError
+from estream_spec.json_text import decode_json
 from estream_spec.layout import round_up
 from estream_spec.manifest import SDK_PATTERN, Binary, Manifest
 
@@ -227,12 +228,7 @@ def decode_facts(data: bytes | bytearray, path: str) -> DeviceFacts:
     """
     if len(data) > MAX_FACTS_LENGTH:
         raise MalformedError("device facts have more than 64 KiB", path=path)
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = str(error)
-        text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
-        raise MalformedError(f"not device facts: {text}", path=path) from None
+    return decode_json(_decoder, data, "device facts", path)
 
 
 _decoder: Final = msgspec.json.Decoder(DeviceFacts)

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from estream_spec import limits
 from estream_spec.errors import MalformedError
+from estream_spec.json_text import decode_json
 from estream_spec.pieces import piece_count
 
 Basis = Literal["measured", "published", "estimated"]
@@ -218,12 +219,7 @@ def decode_profile(data: bytes | bytearray, path: str) -> DeviceProfile:
     """
     if len(data) > MAX_PROFILE_LENGTH:
         raise MalformedError("profile has more than 1 MiB", path=path)
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = str(error)
-        text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
-        raise MalformedError(f"not a device profile: {text}", path=path) from None
+    return decode_json(_decoder, data, "a device profile", path)
 
 
 def encode_profile(profile: DeviceProfile) -> bytes:

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from estream_spec import limits
 from estream_spec.errors import MalformedError
+from estream_spec.json_text import decode_json
 
 Activity = Literal["embed", "attention", "route", "wait", "expand", "gather", "products", "scatter", "head"]
 """What computing does: rows of the embedding; the graphs `qkv`, `attend` and `out`; choosing experts; standing still
@@ -257,12 +258,7 @@ def decode_trace(data: bytes, path: str) -> Trace:
     """
     if len(data) > MAX_TRACE_LENGTH:
         raise MalformedError(f"trace has {len(data)} bytes, the limit is {MAX_TRACE_LENGTH}", path=path)
-    try:
-        trace = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = str(error)
-        text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
-        raise MalformedError(f"not a trace of a run: {text}", path=path) from None
+    trace = decode_json(_decoder, data, "a trace of a run", path)
     if fault := next(_faults(trace), None):
         raise MalformedError(f"not a trace of a run: {fault}", path=path)
     return trace
