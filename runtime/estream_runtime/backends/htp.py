@@ -206,10 +206,11 @@ def _with_rows(symbolic: Interface) -> Iterator[Value]:
 def _count(feeds: Mapping[str, Array], axes: Mapping[str, int], role: GraphRole) -> int:
     """How many rows inputs have, which must be as many in each: rows that are missing would be filled up."""
     counts = {name: array.shape[axes[name]] for name, array in feeds.items() if name in axes}
-    if len(set(counts.values())) != 1:
-        found = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
-        raise TrapError(f"inputs of other numbers of rows: {found}", path=f"graph {role}")
-    return next(iter(counts.values()))
+    found = set[int](counts.values())
+    if len(found) != 1:
+        told = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+        raise TrapError(f"inputs of other numbers of rows: {told}", path=f"graph {role}")
+    return found.pop()
 
 
 def _with_capacity(feeds: Mapping[str, Array], capacity: int) -> dict[str, Array]:

@@ -39,7 +39,8 @@ CLOSE = 1e-2
 def assert_close(found: Feeds, expected: Feeds) -> None:
     assert found.keys() == expected.keys()
     for name, array in found.items():
-        assert (array.dtype, array.shape) == (np.float32, expected[name].shape)
+        assert array.dtype == np.float32
+        assert array.shape == expected[name].shape
         assert array.flags.c_contiguous
         assert worst_row(array, expected[name]) < CLOSE, name
 
@@ -210,7 +211,9 @@ def test_nothing_of_another_shape_or_type_reaches_the_library(
 def test_a_graph_that_takes_something_else_than_the_manifest_says(compiled: Compiled) -> None:
     """Names of two graphs exchanged: the one of 32 rows would be given 64, and the other way round."""
     one, other = (
-        next(graph for graph in compiled.graphs if (graph.role, graph.encodings, graph.tokens) == ("head", ("w8",), rows))
+        next(
+            graph for graph in compiled.graphs if (graph.role, graph.encodings, graph.tokens) == ("head", ("w8",), rows)
+        )
         for rows in (32, 64)
     )
     for liar in (replace(one, name=other.name), replace(other, name=one.name)):
