@@ -58,8 +58,11 @@ def reference() -> ReferenceLoader:
 
 @pytest.fixture(scope="session")
 def compiled_package(tmp_path_factory: pytest.TempPathFactory, packed: PackageFactory) -> Path:
-    """A package of the checkpoint `base` with a binary for sm8650 of few tiles, shared by all tests: read only."""
+    """A package of the checkpoint `base` with a binary of few tiles for sm8650, shared by all tests: read only.
+
+    Its activations are f32, so that its portable graphs mean what those for the accelerator do.
+    """
     path = tmp_path_factory.mktemp("compiled") / "compiled.emoe"
-    shutil.copy(packed(), path)
+    shutil.copy(packed("base", BuildOptions(activations="f32")), path)
     compile_package(path)
     return path

@@ -32,7 +32,9 @@ def open_context(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescrip
     """Make a context binary ready to run.
 
     Whether it is one for this device has to be found out before: what the vendor's library makes of another is not
-    known, and may be the end of the process.
+    known, and may be the end of the process. So it may be of a sound one that was changed: of 240 in which a few bits or
+    a stretch were, 8 ended the process and one took longer than anyone waits (SDK 2.51, simulator). Bytes that are none
+    at all it refuses.
 
     Args:
         data: the binary.
