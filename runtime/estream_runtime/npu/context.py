@@ -32,9 +32,9 @@ def open_context(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescrip
     """Make a context binary ready to run.
 
     Whether it is one for this device has to be found out before: what the vendor's library makes of another is not
-    known, and may be the end of the process. So it may be of a sound one that was changed: of 240 in which a few bits or
-    a stretch were, 8 ended the process and one took longer than anyone waits (SDK 2.51, simulator). Bytes that are none
-    at all it refuses.
+    known, and may be the end of the process. Bytes that are none at all it refuses, but a sound one that was changed
+    and given a digest anew may do anything: of 240 in which a few bits or a stretch were changed, 8 ended the process
+    and one never came back, in the simulator of SDK 2.51. Only a signature tells whose binary it is.
 
     Args:
         data: the binary.

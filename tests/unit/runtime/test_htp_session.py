@@ -51,8 +51,12 @@ def expected(compiled_package: Path) -> Floats:
 def test_results_do_not_depend_on_arena_or_groups_or_policy(
     policy: str, lanes: int, group_size: int, depth: int, compiled_package: Path, expected: Floats
 ) -> None:
-    sizes = {"arena_bytes": group_size * (depth + 1) << 14, "group_size": group_size, "prefetch_depth": depth}
-    found = logits_of(compiled_package, PROMPT, policy=policy, lanes=lanes, **sizes)
+    sizes: dict[str, Any] = {
+        "arena_bytes": group_size * (depth + 1) << 14,
+        "group_size": group_size,
+        "prefetch_depth": depth,
+    }
+    found = logits_of(compiled_package, PROMPT, **sizes, policy=policy, lanes=lanes)
     assert np.array_equal(found, expected)
 
 
