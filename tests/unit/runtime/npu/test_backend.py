@@ -72,9 +72,12 @@ def test_another_shape_class(role: GraphRole, backend: HtpBackend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys"), [(1, 1), (1, 63), (31, 31), (32, 64), (33, 65), (65, 65), (129, 319), (300, 300), (300, 320)]
+    ("shape_class", "rows", "keys"),
+    [
+        *((0, *each) for each in [(1, 1), (1, 63), (31, 31), (32, 64), (33, 65), (65, 65), (300, 300), (300, 320)]),
+        *((1, *each) for each in [(1, 9), (33, 65), (129, 319)]),
+    ],
 )
-@pytest.mark.parametrize("shape_class", [0, 1])
 def test_attention(shape_class: int, rows: int, keys: int, backend: HtpBackend) -> None:
     """Below, at and above the capacities, as whole sequences and as their last rows."""
     given = case("attend", shape_class, (), rows, keys)
