@@ -146,8 +146,9 @@ class HtpBackend(GraphBackend):
         capacity, tiles = served.for_keys(feeds["keys"].shape[1] if role == "attend" else 0)
         if role == "attend":
             feeds = _with_capacity(feeds, capacity)
-        for name in axes.keys() & feeds.keys():
-            _check_range(feeds[name], f"graph {role}.{shape_class}", name)
+        for name, array in feeds.items():
+            if name in axes:
+                _check_range(array, f"graph {role}.{shape_class}", name)
         call_rows = CALL_S * FLOPS / (2 * (served.row_weights or capacity * _width(feeds)))
         taken = cover(count, list(tiles), call_rows)
         self.tile_rows += sum(taken)
@@ -164,7 +165,11 @@ class HtpBackend(GraphBackend):
             for name, array in made.items():
                 if not np.may_share_memory(array, outputs[name]):
                     outputs[name][:, block] = array
-        return {name: np.ascontiguousarray(_cut(array, axes[name], count)) for name, array in outputs.items()}
+        results = {name: np.ascontiguousarray(_cut(array, axes[name], count)) for name, array in outputs.items()}
+        if role == "qkv":  # here and not in `attend`, which is given those of all tokens again and again
+            for name in ("keys", "values"):
+                _check_range(results[name], f"graph {role}.{shape_class}", name)
+        return results
 
     def close(self) -> None:
         """Ends all sessions and gives the context back."""

@@ -141,6 +141,17 @@ def test_hidden_keys_change_no_bit(backend: HtpBackend) -> None:
     assert np.array_equal(backend.run("attend", 0, shorter)["attended"], expected)
 
 
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_keys_and_values_beyond_fp16_are_refused_before_anything_attends_to_them(
+    name: str, backend: HtpBackend
+) -> None:
+    given = case("qkv", 1, encoded("qkv", "w8"), 3)
+    given.stored[f"{name}.scale"] *= 1e5
+    message = r"'(keys|values)' has .*, the largest number of fp16 is 65504 \(at graph qkv\.1\)"
+    with pytest.raises(TrapError, match=message):
+        backend.run("qkv", 1, given.stored)
+
+
 def test_rows_are_counted(compiled: Compiled) -> None:
     graphs = [graph for graph in compiled.graphs if graph.role == "out" and graph.shape_class == 1]
     opened = HtpBackend(MODEL, compiled.data, graphs, CHIP)
