@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
+from fixtures.compiled import compile_package
 from fixtures.olmoe import CheckpointFactory, VariantName, write_checkpoint
 from fixtures.packed import PackageFactory
 from fixtures.reference import Reference, ReferenceLoader, reference_path
@@ -52,3 +54,15 @@ def reference() -> ReferenceLoader:
         return loaded[variant]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def compiled_package(tmp_path_factory: pytest.TempPathFactory, packed: PackageFactory) -> Path:
+    """A package of the checkpoint `base` with a binary of few tiles for sm8650, shared by all tests: read only.
+
+    Its activations are f32, so that its portable graphs mean what those for the accelerator do.
+    """
+    path = tmp_path_factory.mktemp("compiled") / "compiled.emoe"
+    shutil.copy(packed("base", BuildOptions(activations="f32")), path)
+    compile_package(path)
+    return path

@@ -20,7 +20,7 @@ from estream_packer.configuring import configure_changes
 from estream_packer.editing import edit_package
 from estream_packer.signing import sign
 from estream_runtime import Session, backends
-from estream_runtime.backends import BACKENDS
+from estream_runtime.backends import GRAPH_BACKENDS
 from estream_runtime.native import library
 from estream_spec.manifest import DeviceConfiguration
 from fixtures.cdsprpc import StandIn
@@ -60,7 +60,7 @@ def test_generate_as_json(run: Run, packed: PackageFactory) -> None:
     assert result["stats"]["peak_arena_bytes"] < path.stat().st_size
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 @pytest.mark.parametrize("integrity", ["open", "paged", "full"])
 def test_text_is_the_same_everywhere(backend: str, integrity: str, run: Run, packed: PackageFactory) -> None:
     options = ["--prompt", PROMPT, "--max-new-tokens", "6", "--temperature", "0.9", "--top-p", "0.8", "--seed", "5"]

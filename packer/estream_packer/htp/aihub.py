@@ -19,7 +19,8 @@ from estream_loader.progress import Progress
 from estream_packer.htp.aihub_jobs import SubmittedJobs, key_of
 from estream_packer.htp.aihub_service import Job, Linked, Service
 from estream_packer.htp.compiler import Compiled, Tile
-from estream_packer.htp.context import holds_name, sdk_build
+from estream_packer.htp.context import sdk_build
+from estream_runtime.npu.contents import holds_name
 from estream_spec.chips import Chip
 from estream_spec.errors import PackError
 from estream_spec.manifest import BinaryGraph

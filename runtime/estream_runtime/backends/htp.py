@@ -47,11 +47,13 @@ class _Tile:
         """Runs it on inputs and into outputs of its very shapes, C-contiguous, which are used where they lie."""
         label = label_of(self.graph)
         binding = self.session.io_binding()
-        for value in self.interface.inputs:
-            given = _fitting(feeds[value.name], value, label)
-            binding.bind_input(tensor_name(label, value.name), "cpu", 0, given.dtype, given.shape, given.ctypes.data)
+        given = [_fitting(feeds[value.name], value, label) for value in self.interface.inputs]  # held until it has run
+        for value, array in zip(self.interface.inputs, given, strict=True):
+            binding.bind_input(tensor_name(label, value.name), "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for value in self.interface.outputs:
-            made = _fitting(outputs[value.name], value, label)
+            made = outputs[value.name]
+            assert made.flags.c_contiguous
+            assert made.shape == value.shape
             binding.bind_output(tensor_name(label, value.name), "cpu", 0, made.dtype, made.shape, made.ctypes.data)
         try:
             self.session.run_with_iobinding(binding)
@@ -140,13 +142,13 @@ class HtpBackend(GraphBackend):
         """Runs as many graphs as the rows take, see `Backend.run`."""
         served = self._graphs_for(role, shape_class, feeds)
         axes = {value.name: value.shape.index("T") for value in _with_rows(served.symbolic)}
-        first = served.symbolic.inputs[0].name
-        count = feeds[first].shape[axes[first]]
+        count = _count(feeds, axes, role)
         capacity, tiles = served.for_keys(feeds["keys"].shape[1] if role == "attend" else 0)
         if role == "attend":
             feeds = _with_capacity(feeds, capacity)
-        for name in axes.keys() & feeds.keys():
-            _check_range(feeds[name], f"graph {role}.{shape_class}", name)
+        for name, array in feeds.items():
+            if name in axes:
+                _check_range(array, f"graph {role}.{shape_class}", name)
         call_rows = CALL_S * FLOPS / (2 * (served.row_weights or capacity * _width(feeds)))
         taken = cover(count, list(tiles), call_rows)
         self.tile_rows += sum(taken)
@@ -163,7 +165,11 @@ class HtpBackend(GraphBackend):
             for name, array in made.items():
                 if not np.may_share_memory(array, outputs[name]):
                     outputs[name][:, block] = array
-        return {name: np.ascontiguousarray(_cut(array, axes[name], count)) for name, array in outputs.items()}
+        results = {name: np.ascontiguousarray(_cut(array, axes[name], count)) for name, array in outputs.items()}
+        if role == "qkv":  # here and not in `attend`, which is given those of all tokens again and again
+            for name in ("keys", "values"):
+                _check_range(results[name], f"graph {role}.{shape_class}", name)
+        return results
 
     def close(self) -> None:
         """Ends all sessions and gives the context back."""
@@ -200,6 +206,16 @@ def _width(feeds: Mapping[str, Array]) -> int:
 def _with_rows(symbolic: Interface) -> Iterator[Value]:
     """Inputs and outputs that have a row for each token."""
     return (value for value in (*symbolic.inputs, *symbolic.outputs) if "T" in value.shape)
+
+
+def _count(feeds: Mapping[str, Array], axes: Mapping[str, int], role: GraphRole) -> int:
+    """How many rows inputs have, which must be as many in each: rows that are missing would be filled up."""
+    counts = {name: array.shape[axes[name]] for name, array in feeds.items() if name in axes}
+    found = set[int](counts.values())
+    if len(found) != 1:
+        told = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+        raise TrapError(f"inputs of other numbers of rows: {told}", path=f"graph {role}")
+    return found.pop()
 
 
 def _with_capacity(feeds: Mapping[str, Array], capacity: int) -> dict[str, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from estream_loader.package import Package
 from estream_runtime.backends.htp import HtpBackend
 from estream_runtime.device import chip_here, facts_here
+from estream_runtime.npu.contents import check_contents
 from estream_runtime.npu.qnn import HINT, simulated
 from estream_spec.chips import Chip, chip_named, chip_numbered
 from estream_spec.errors import LinkError
@@ -21,7 +22,8 @@ def open_htp(package: Package, name: str | None) -> HtpBackend:
 
     Raises:
         LinkError: no binary of the package is for the chip and an SDK as old as the one installed, the chip is not the
-            one that is here, or the vendor's library is missing or refuses the binary.
+            one that is here, the binary is not what the manifest says, or the vendor's library is missing or refuses
+            it.
         FormatError: the package turns out to be faulty.
     """
     manifest = package.manifest
@@ -32,7 +34,9 @@ def open_htp(package: Package, name: str | None) -> HtpBackend:
     if found.binary is None:
         raise LinkError(explain(found), path=package.source.name, hint=advice(found, package.source.name))
     [binary] = [each for each in manifest.binaries if each.section == found.binary]
-    return HtpBackend(manifest.model, package.binary(binary), binary.graphs, chip)
+    data = package.binary(binary)
+    check_contents(binary, data)
+    return HtpBackend(manifest.model, data, binary.graphs, chip)
 
 
 def _chip(package: Package, name: str | None) -> Chip:

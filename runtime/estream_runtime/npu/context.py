@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
 from threading import Lock
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ OPSET: Final = 17
 IR_VERSION: Final = 10
 _sharing = Lock()
 """Graphs of one context find each other by way of the process, so that only one context may be made ready at a time."""
+_openings = count()
 
 
 def interface_of(graph: BinaryGraph, model: ModelDescription) -> Interface:
@@ -29,11 +32,13 @@ def open_context(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescrip
     """Make a context binary ready to run.
 
     Whether it is one for this device has to be found out before: what the vendor's library makes of another is not
-    known, and may be the end of the process.
+    known, and may be the end of the process. Bytes that are none at all it refuses, but a sound one that was changed
+    and given a digest anew may do anything: of 240 in which a few bits or a stretch were changed, 8 ended the process
+    and one never came back, in the simulator of SDK 2.51. Only a signature tells whose binary it is.
 
     Args:
         data: the binary.
-        graphs: all that is in it, or one of them. What some would leave would be in the way of the next context.
+        graphs: all that is in it, or one of them: of several, what they leave stays in the process.
         model: what the graphs belong to.
         chip: the chip that it was compiled for.
 
@@ -43,16 +48,49 @@ def open_context(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescrip
     Raises:
         LinkError: the provider is not installed or refuses the binary.
     """
-    sessions = []
     with _sharing, quiet():
-        for number, graph in enumerate(graphs):
-            entries = {"session.disable_cpu_ep_fallback": "1"}
-            if len(graphs) > 1:
-                entries["ep.share_ep_contexts"] = "1"
-                entries["ep.stop_share_ep_contexts"] = str(int(number == len(graphs) - 1))
-            wrapped = _wrapper(graph, interface_of(graph, model), data if number == 0 else None)
-            sessions.append(_session(wrapped, session_options(chip, entries, {}), graph))
-    return sessions
+        if len(graphs) == 1:
+            return [_open(graphs[0], model, chip, data, {})]
+        return _open_shared(data, graphs, model, chip)
+
+
+def _open_shared(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescription, chip: Chip) -> list[Any]:
+    """Opens all graphs of a context. The first one brings them into the process, from where the others take theirs.
+
+    What another context left there is in the way where names are alike: the provider refuses a second graph of a name,
+    or takes the one that was left and does not look at the data.
+    """
+    if next(_openings):  # there was another context
+        _take_away(graphs, model, chip)
+    try:
+        return [
+            _open(graph, model, chip, None if number else data, _shared(last=number == len(graphs) - 1))
+            for number, graph in enumerate(graphs)
+        ]
+    except LinkError:
+        _take_away(graphs, model, chip)
+        raise
+
+
+def _take_away(graphs: Sequence[BinaryGraph], model: ModelDescription, chip: Chip) -> None:
+    """Takes graphs of these names out of the process that were left there; usually there are none."""
+    for graph in graphs:
+        with suppress(LinkError):
+            _open(graph, model, chip, None, _shared(last=False))
+
+
+def _shared(last: bool) -> dict[str, str]:
+    """Entries of a session whose graph is one of several in a context."""
+    return {"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": str(int(last))}
+
+
+def _open(
+    graph: BinaryGraph, model: ModelDescription, chip: Chip, data: bytes | None, entries: Mapping[str, str]
+) -> Any:
+    """A session for one graph of the context that is given, or that another session has brought."""
+    wrapped = _wrapper(graph, interface_of(graph, model), data)
+    options = session_options(chip, {"session.disable_cpu_ep_fallback": "1", **entries}, {})
+    return _session(wrapped, options, graph)
 
 
 def _session(model: bytes, options: Any, graph: BinaryGraph) -> Any:

@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -56,16 +56,22 @@ def session_options(chip: Chip, entries: Mapping[str, str], options: Mapping[str
 @contextmanager
 def quiet() -> Iterator[None]:
     """Drops what the SDK's libraries write to standard output, which is for results; what goes wrong is raised."""
-    sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+        sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # it is closed, and will be again
+        kept = None
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 1)
         yield
     finally:
         ctypes.CDLL(None).fflush(None)  # what C has not written yet would come later, and go where it should not
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
+        if kept is not None:
+            os.dup2(kept, 1)
+        for number in {nowhere, 1 if kept is None else kept}:
+            os.close(number)
 
 
 @cache

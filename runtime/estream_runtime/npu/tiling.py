@@ -8,30 +8,25 @@ from collections.abc import Sequence
 def cover(count: int, tiles: Sequence[int], call_rows: float) -> list[int]:
     """The tiles that take the least time for some rows.
 
-    A tile that would be more than half empty is not taken where a smaller one holds what is left, so that fewer rows
-    are wasted than there are, or than the smallest tile has.
+    As many as are full, the largest first, and one for what is left: from which size on it is that one is what there is
+    to choose. It is the smallest that holds what is left, so that fewer rows are wasted than it has more than the next
+    smaller tile.
 
     Args:
         count: rows, at least 1.
-        tiles: rows of the tiles there are, rising; each is at most twice the one before.
+        tiles: rows of the tiles there are, rising. Where one is no multiple of the one before, others might take less
+            time than those that are found.
         call_rows: rows that are computed in the time that a call takes.
 
     Returns:
         The tiles, the largest first; together they have at least `count` rows.
     """
-    taken = []
-    left = count
-    while left > tiles[-1]:
-        taken.append(tiles[-1])
-        left -= tiles[-1]
-    return [*taken, *_rest(left, tiles, call_rows)]
-
-
-def _rest(left: int, tiles: Sequence[int], call_rows: float) -> list[int]:
-    """The tiles for what the largest one holds: the one that does, or a smaller one and others for what it leaves."""
-    whole = next(tile for tile in tiles if tile >= left)
-    smaller = [tile for tile in tiles if tile < left]
-    if not smaller:
-        return [whole]
-    split = [smaller[-1], *_rest(left - smaller[-1], tiles, call_rows)]
-    return min([whole], split, key=lambda each: call_rows * len(each) + sum(each))
+    full, left, found = list[int](), count, list[list[int]]()
+    for tile in reversed(tiles):
+        times, left = divmod(left, tile)
+        full += [tile] * times
+        if not left:
+            found.append(full)
+            break
+        found.append([*full, next(each for each in tiles if each >= left)])
+    return min(found, key=lambda taken: call_rows * len(taken) + sum(taken))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from estream_packer.htp.context import holds_name, sdk_build
+from estream_packer.htp.context import sdk_build
 from estream_spec.errors import PackError
 
 
@@ -31,9 +31,3 @@ def test_several_builds_are_refused() -> None:
         PackError, match=r"several builds of the QNN SDK, expected one: 2\.50\.1\.260101, 2\.51\.0\.260929"
     ):
         sdk_build(b"v2.51.0.260929\0v2.50.1.260101\0v2.51.0.260929\0")
-
-
-def test_names_are_whole() -> None:
-    data = b"\0expert_0_32\0expert_0_64_x\0"
-    assert holds_name(data, "expert_0_32")
-    assert not holds_name(data, "expert_0_64")

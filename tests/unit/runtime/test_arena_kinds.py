@@ -12,7 +12,7 @@ import pytest
 from estream_loader import open_package, rpcmem
 from estream_loader.memory import ARENA_KINDS
 from estream_runtime import Session
-from estream_runtime.backends import BACKENDS
+from estream_runtime.backends import GRAPH_BACKENDS
 from estream_runtime.weights import DenseWeights
 from estream_spec.errors import IntegrityError, LinkError
 from fixtures.cdsprpc import Account, StandIn
@@ -33,7 +33,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn
     assert (account.frees, account.bad_frees) == (account.allocations, 0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_results_do_not_depend_on_the_kind_of_memory(backend: str, packed: PackageFactory, library: StandIn) -> None:
     found = {}
     with open_package(packed()) as package:

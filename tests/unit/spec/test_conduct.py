@@ -29,7 +29,11 @@ CONDUCT = {
         "unit/runtime/test_routing.py::test_a_score_that_is_not_finite_is_refused",
         "unit/runtime/test_session.py::test_numbers_that_overflow_are_named_with_their_layer",
     ],
-    "EMOE-NUM-004": ["unit/runtime/test_htp_range.py::test_numbers_that_fp16_does_not_have_are_refused"],
+    "EMOE-NUM-004": [
+        "unit/runtime/test_htp_range.py::test_numbers_that_fp16_does_not_have_are_refused",
+        "unit/runtime/npu/test_backend.py::"
+        "test_keys_and_values_beyond_fp16_are_refused_before_anything_attends_to_them",
+    ],
     "EMOE-RDR-001": ["unit/spec/test_limits.py::test_sums_and_products_of_legal_values_fit_64_bits"],
     "EMOE-RDR-002": ["unit/loader/test_source.py::test_trailing_bytes_are_ignored"],
     "EMOE-RDR-003": [
@@ -60,7 +64,12 @@ CONDUCT = {
         "unit/runtime/test_programs.py::test_a_wrong_program_of_the_package_is_refused_before_anything_runs",
         "unit/runtime/test_programs.py::test_a_program_made_for_the_session_is_proven_too",
     ],
-    "EMOE-RDR-017": ["unit/loader/test_package.py::test_a_binary_is_proven_before_it_is_given_away"],
+    "EMOE-RDR-017": [
+        "unit/loader/test_package.py::test_a_binary_is_proven_before_it_is_given_away",
+        "unit/runtime/test_htp_choice.py::test_a_binary_for_another_chip_is_refused",
+        "unit/runtime/test_htp_choice.py::test_a_binary_of_a_newer_sdk_is_refused",
+        "unit/runtime/test_htp_choice.py::test_a_damaged_binary_is_refused",
+    ],
     "EMOE-WRI-001": ["unit/packer/test_writer.py::test_a_package_is_laid_out_as_the_format_says"],
     "EMOE-WRI-002": [
         "unit/packer/test_build.py::test_the_manifest_says_where_the_package_came_from_and_nothing_of_this_machine"
@@ -68,7 +77,12 @@ CONDUCT = {
     "EMOE-WRI-003": ["unit/packer/test_graphs.py::test_a_graph_is_the_same_bytes_every_time_and_standard"],
     "EMOE-WRI-005": ["unit/packer/test_writer.py::test_only_what_compression_helps_is_compressed"],
     "EMOE-WRI-004": ["unit/packer/test_writer.py::test_a_package_is_laid_out_as_the_format_says"],
-    "EMOE-WRI-006": ["unit/spec/test_binary_interface.py::test_names_and_shapes_are_those_of_the_text"],
+    "EMOE-WRI-006": [
+        "unit/spec/test_binary_interface.py::test_names_and_shapes_are_those_of_the_text",
+        "unit/runtime/npu/test_backend.py::test_a_row_is_the_same_whatever_stands_beside_it",
+        "unit/runtime/npu/test_backend.py::test_hidden_keys_change_no_bit",
+        "unit/runtime/npu/test_contents.py::test_a_binary_that_is_something_else_is_refused",
+    ],
 }
 
 

@@ -1,0 +1,146 @@
+"""Sessions on backend `htp` in the simulator: what they compute, what does not change it, and what it cost."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from estream_loader import open_package, rpcmem
+from estream_packer.recipe import BuildOptions
+from estream_runtime import Session
+from estream_spec.errors import LinkError, TrapError
+from fixtures.cdsprpc import StandIn
+from fixtures.compiled import compile_package
+from fixtures.olmoe import CONTEXT_LENGTH, EXPERTS, LAYERS, VariantName, token_ids
+from fixtures.packed import PackageFactory
+
+Floats = npt.NDArray[np.float32]
+PROMPT = token_ids("htp", 3)
+LONG = token_ids("session", 33)
+CLOSE = 2e-2
+"""What logits may differ by from those of f32, as a share of the largest one."""
+
+
+def logits_of(path: Path, prompt: npt.NDArray[np.int64], backend: str = "htp", **options: Any) -> Floats:
+    with open_package(path) as package, Session(package, backend, threads=1, **options) as session:
+        return session.forward(prompt)
+
+
+@pytest.fixture(scope="module")
+def expected(compiled_package: Path) -> Floats:
+    """Logits of the prompt, with all experts in the arena."""
+    return logits_of(compiled_package, PROMPT, arena_bytes=LAYERS * EXPERTS << 14, group_size=EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "lanes", "group_size", "depth"),
+    [
+        ("pre-routing", 1, 1, 0),
+        ("pre-routing", 3, 5, 1),
+        ("post-routing", 2, 1, 23),
+        ("on-demand", 1, 2, 4),
+    ],
+)
+def test_results_do_not_depend_on_arena_or_groups_or_policy(
+    policy: str, lanes: int, group_size: int, depth: int, compiled_package: Path, expected: Floats
+) -> None:
+    sizes: dict[str, Any] = {
+        "arena_bytes": group_size * (depth + 1) << 14,
+        "group_size": group_size,
+        "prefetch_depth": depth,
+    }
+    found = logits_of(compiled_package, PROMPT, **sizes, policy=policy, lanes=lanes)
+    assert np.array_equal(found, expected)
+
+
+def test_results_do_not_depend_on_the_kind_of_memory(
+    compiled_package: Path, expected: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = StandIn(tmp_path)
+    monkeypatch.setattr(rpcmem, "LIBRARY", str(library.path))
+    assert np.array_equal(logits_of(compiled_package, PROMPT, arena_kind="rpcmem"), expected)
+    gc.collect()
+    assert (library.account.allocations, library.account.frees) == (1, 1)
+
+
+def test_logits_are_close_to_those_of_f32_and_experts_the_same(compiled_package: Path) -> None:
+    routes: dict[str, list[npt.NDArray[np.int32]]] = {"htp": [], "portable": []}
+    with open_package(compiled_package) as package:
+        logits = []
+        for backend, seen in routes.items():
+            with Session(package, backend) as session:
+                logits.append(session.forward(LONG, lambda layer, ids, weights, seen=seen: seen.append(ids)))  # type: ignore[misc]
+    found, exact = logits
+    assert np.abs(found - exact).max() < CLOSE * np.abs(exact).max()
+    for one, other in zip(*routes.values(), strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("variant", ["tied", "grouped"])
+def test_other_models(variant: VariantName, packed: PackageFactory, tmp_path: Path) -> None:
+    """A head that is the embedding, dense weights in nibbles, and key heads that query heads share."""
+    path = tmp_path / "compiled.emoe"
+    options = BuildOptions(activations="f32", experts="w8", dense="w4g32" if variant == "tied" else "f32")
+    shutil.copy(packed(variant, options), path)
+    compile_package(path)
+    found, exact = (logits_of(path, PROMPT, backend) for backend in ("htp", "portable"))
+    assert np.abs(found - exact).max() < CLOSE * np.abs(exact).max()
+
+
+def test_generation_is_that_of_f32(compiled_package: Path) -> None:
+    with (
+        open_package(compiled_package) as package,
+        Session(package, "htp") as session,
+        Session(package, "portable") as portable,
+    ):
+        assert list(session.generate(LONG, 3)) == list(portable.generate(LONG, 3))
+
+
+def test_what_it_cost(compiled_package: Path) -> None:
+    before = set(threading.enumerate())
+    with open_package(compiled_package) as package, Session(package, "htp:sm8650") as session:
+        assert session.backend.detail == "sm8650, simulated"
+        stats = session.prefill(LONG).stats
+        again = session.prefill(LONG[:2]).stats
+    # Two layers of queries and keys and of attention; of the last layer, only the last row goes on.
+    rows = 4 * len(LONG) + len(LONG) * (1 + 3) + (1 + 3) + 1
+    assert (stats.backend, stats.notice, stats.arena_kind) == ("htp", None, "ordinary")
+    assert stats.tile_rows - stats.padded_rows == rows
+    assert stats.tile_rows % 32 == 0
+    assert again.tile_rows - again.padded_rows == 2 * 4 + 2 * 4 + 4 + 1
+    assert set(threading.enumerate()) == before
+    with open_package(compiled_package) as package, Session(package, "portable") as session:
+        stats = session.prefill(PROMPT).stats
+        assert (stats.tile_rows, stats.padded_rows) == (0, 0)
+
+
+def test_a_prompt_longer_than_the_graphs_take_is_refused_and_the_session_goes_on(
+    compiled_package: Path, expected: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The context has more room than the binary: a session of a package for long prompts, compiled for short ones."""
+    from estream_runtime.backends.htp import HtpBackend
+
+    with open_package(compiled_package) as package, Session(package, "htp") as session:
+        assert isinstance(session.backend, HtpBackend)
+        [served] = [each for key, each in session.backend._served.items() if key[0] == "attend"]
+        monkeypatch.delitem(served.tiles, CONTEXT_LENGTH)
+        with pytest.raises(TrapError, match="65 tokens are more than the binary's graphs take, which is 64"):
+            session.prefill(token_ids("too long", 65))
+        assert np.array_equal(session.forward(PROMPT), expected)
+
+
+def test_the_default_is_never_the_accelerator(compiled_package: Path) -> None:
+    with open_package(compiled_package) as package, Session(package) as session:
+        assert session.backend.name != "htp"
+
+
+def test_a_package_without_binaries_does_not_open(packed: PackageFactory) -> None:
+    with open_package(packed()) as package, pytest.raises(LinkError, match="has no binary for any NPU"):
+        Session(package, "htp")
