@@ -78,13 +78,15 @@ def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
     from estream_packer.htp.tiles import Weights
 
     made: list[Target] = []
+    compiles = _compiler(compiler, package)
 
     def decide(opened: Package) -> Changes:
-        made.extend(compile_targets(Weights.of(opened), chips, _compiler(compiler, package), progress))
+        made.extend(compile_targets(Weights.of(opened), chips, compiles, progress))
         return compile_changes(opened, made)
 
     with open_progress("graphs") as progress:
         _, changes = edit_package(package, decide)
+    compiles.forget()
     for target in made:
         click.echo(target.described())
     _tell_of_signatures(changes)
