@@ -140,7 +140,7 @@ def _check_sdk(binary: Binary, chip: Chip) -> None:
 
 def prove_here(data: bytes, graph: BinaryGraph, model: ModelDescription, chip: Chip) -> Proof:
     """Proves one graph in this process, which that may end. Errors as for `prove_binary`."""
-    stored, plain = _inputs(graph, model)
+    stored, plain = inputs_of(graph, model)
     backend = HtpBackend(model, data, [graph], chip)
     found = backend.run(graph.role, graph.shape_class, stored)
     backend.close()
@@ -195,7 +195,7 @@ def _shape(value: Value, graph: BinaryGraph) -> tuple[int, ...]:
     return tuple(numbers[size] if isinstance(size, str) else size for size in value.shape)
 
 
-def _inputs(graph: BinaryGraph, model: ModelDescription) -> tuple[dict[str, Array], dict[str, Array]]:
+def inputs_of(graph: BinaryGraph, model: ModelDescription) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs as they are stored, and in f32; always the same for one graph."""
     random = np.random.default_rng([*label_of(graph).encode()])
     fixed = interface(graph.role, model, graph.shape_class, "f32")
