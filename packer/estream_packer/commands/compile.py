@@ -89,6 +89,8 @@ def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
     compiles.forget()
     for target in made:
         click.echo(target.described())
+    if not changes:
+        click.echo(f"already in it, nothing changes in {package}")
     _tell_of_signatures(changes)
 
 
