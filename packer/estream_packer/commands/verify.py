@@ -212,7 +212,8 @@ def _show_graphs(proven: Sequence[tuple[Binary, Sequence[Proof]]]) -> None:
         click.echo("no graphs to prove: nothing in the package is compiled for an NPU")
     for binary, proofs in proven:
         chip, worst = chip_numbered(binary.soc_model, binary.architecture), max(each.error for each in proofs)
-        click.echo(f"proven for {chip}: {len(proofs)} graphs, in the simulator off by at most {worst:.1e}")
+        count = f"{len(proofs)} graph{'s' * (len(proofs) != 1)}"
+        click.echo(f"proven for {chip}: {count}, in the simulator off by at most {worst:.1e}")
         table = Table("  graph", "output", box=None)
         table.add_column("off by", justify="right")
         for each in proofs:

@@ -66,8 +66,8 @@ def chip_of_target(text: str) -> Chip:
     Raises:
         PackError: it is none.
     """
-    kind, colon, name = text.partition(":")
-    if kind != TARGET or not colon:
+    kind, _, name = text.partition(":")
+    if kind != TARGET or not name:
         raise PackError(f"target is {text!r}, expected htp and a chip, such as htp:sm8650")
     try:
         return chip_named(name)

@@ -209,7 +209,8 @@ def test_what_ends_a_process_once_may_succeed_alone(monkeypatch: pytest.MonkeyPa
     """Memory may be enough for one graph, and not for two."""
     monkeypatch.setattr("estream_packer.htp.proof.prove_here", dying.the_first_time)
     monkeypatch.setenv("DIED", str(tmp_path / "died"))
-    assert [each.graph for each in proven(binary_for("sm8650"), b"")] == list(binary_for("sm8650").graphs)
+    graphs = binary_for("sm8650").graphs[:2]
+    assert [each.graph for each in proven(replace(binary_for("sm8650"), graphs=graphs), b"")] == list(graphs)
     assert (tmp_path / "died").exists()
 
 
