@@ -209,12 +209,12 @@ def test_a_graph_that_is_off_leaves_the_package_alone(
     before = package.read_bytes()
 
     def off(*_: object) -> None:
-        raise PackError("output 'y' is off", path="binary for sm8650, graph expert_0")
+        raise PackError("output 'y' is off", path="graph expert_0 for sm8650")
 
     monkeypatch.setattr("estream_packer.htp.targets.prove_binary", off)
     status, out, err = pack("compile", package, "--target", "htp:sm8650")
     assert (status, out) == (1, "")
-    assert err == "estream-pack: error: output 'y' is off (at binary for sm8650, graph expert_0)\n"
+    assert err == "estream-pack: error: output 'y' is off (at graph expert_0 for sm8650)\n"
     assert package.read_bytes() == before
 
 

@@ -166,7 +166,7 @@ def _judge(proof: Proof, chip: Chip) -> None:
     if proof.error > MOST_ERROR:
         found = f"output {proof.output!r} is off by {proof.error:.2g} of a row's size, expected at most {MOST_ERROR:g}"
         hint = "the compiler computes something else; try another SDK, or report it to its vendor"
-        raise PackError(found, path=f"binary for {chip.name}, graph {label_of(proof.graph)}", hint=hint)
+        raise PackError(found, path=f"graph {label_of(proof.graph)} for {chip.name}", hint=hint)
 
 
 def _error(found: Array, right: Array) -> float:

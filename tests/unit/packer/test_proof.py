@@ -123,7 +123,7 @@ def test_a_graph_that_compiles_and_computes_something_else_is_refused(arithmetic
     assert on_the_cpu(tile).error < 1e-5
     made = LocalCompiler().compile([tile], CHIP, Quiet())
     error = refused(Target(CHIP, made).binary(0), made.data)
-    assert error.path == f"binary for sm8650, graph {tile.label}"
+    assert error.path == f"graph {tile.label} for sm8650"
     found, bound = error.message.split(" of a row's size, expected at most ")
     assert found.startswith("output 'logits' is off by ")
     assert float(found.removeprefix("output 'logits' is off by ")) > MOST_ERROR
