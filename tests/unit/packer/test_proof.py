@@ -29,7 +29,8 @@ from estream_spec.errors import LinkError, PackError
 from estream_spec.manifest import Binary, BinaryGraph
 from estream_spec.weights import GROUP_SIZES, NIBBLE_ZERO
 from fixtures import dying
-from fixtures.npu import MODEL, binary_for, compiled_for
+from fixtures.npu import binary_for, compiled_for
+from fixtures.packages import MODEL
 
 CHIP = chip_named("sm8650")
 HEAD = BinaryGraph(
