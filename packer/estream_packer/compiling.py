@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from hashlib import sha256
 from itertools import count
 
 from msgspec.structs import replace
@@ -11,20 +12,28 @@ from estream_loader import Package
 from estream_packer.editing import Changes, NewSection
 from estream_packer.htp.targets import Target
 from estream_spec.chips import Chip, chip_numbered
-from estream_spec.constants import SectionType
+from estream_spec.constants import Codec, SectionType
 from estream_spec.errors import PackError
 from estream_spec.manifest import Binary, Manifest
 from estream_spec.messagepack import encode
 
 
 def compile_changes(package: Package, targets: Sequence[Target]) -> Changes:
-    """What an edit does that puts binaries into a package, in place of those for the same chips."""
-    kept, gone = _by_chip(package, [each.chip for each in targets])
-    taken = {each.section for each in kept}
+    """What an edit does that puts binaries into a package, in place of those for the same chips.
+
+    What is there already, bytes and all, is left alone; where that is everything, nothing is done.
+    """
+    binaries = {_chip(each): each for each in package.manifest.binaries}
+    taken = {each.section for each in binaries.values()}
     free = (number for number in count() if number not in taken)
-    added = [(each.binary(section), each.compiled.data) for each, section in zip(targets, free, strict=False)]
-    sections = [NewSection(type=SectionType.BINARY, id=binary.section, data=data) for binary, data in added]
-    return _changes(package, [*kept, *(binary for binary, _ in added)], sections, gone)
+    sections = []
+    for target in targets:
+        old = binaries.get(target.chip)
+        new = target.binary(next(free) if old is None else old.section)
+        if new != old or not _holds(package, old, target.compiled.data):
+            binaries[target.chip] = new
+            sections.append(NewSection(type=SectionType.BINARY, id=new.section, data=target.compiled.data))
+    return _changes(package, list(binaries.values()), sections)
 
 
 def decompile_changes(package: Package, chips: Sequence[Chip]) -> Changes:
@@ -33,30 +42,31 @@ def decompile_changes(package: Package, chips: Sequence[Chip]) -> Changes:
     Raises:
         PackError: the package has none for one of the chips.
     """
-    kept, gone = _by_chip(package, chips)
-    missing = [str(chip) for chip in chips if not any(_is_for(binary, chip) for binary in gone)]
+    binaries = {_chip(each): each for each in package.manifest.binaries}
+    missing = [str(chip) for chip in chips if chip not in binaries]
     if missing:
-        has = ", ".join(str(chip_numbered(each.soc_model, each.architecture)) for each in kept) or "none"
-        raise PackError(f"no binary for {', '.join(missing)}", path=package.source.name, hint=f"there are: {has}")
-    return _changes(package, kept, [], gone)
+        has = f"there are binaries for {', '.join(map(str, binaries))}" if binaries else "there are no binaries at all"
+        raise PackError(f"no binary for {', '.join(missing)}", path=package.source.name, hint=has)
+    return _changes(package, [binary for chip, binary in binaries.items() if chip not in chips], [])
 
 
-def _changes(
-    package: Package, binaries: Sequence[Binary], sections: Sequence[NewSection], gone: Collection[Binary]
-) -> Changes:
+def _changes(package: Package, binaries: Sequence[Binary], sections: Sequence[NewSection]) -> Changes:
+    """What an edit does that makes these the binaries of a package, some in new sections."""
+    old = package.manifest.binaries
+    if not sections and tuple(binaries) == old:
+        return Changes()
     manifest: Manifest = replace(package.manifest, binaries=tuple(binaries))
-    sections = [*sections, NewSection(type=SectionType.MANIFEST, id=0, data=encode(manifest))]
-    stale = {(SectionType.BINARY, each.section) for each in gone} | {(SectionType.MANIFEST, 0)}
+    stale = {(each.type, each.id) for each in sections} | {(SectionType.MANIFEST, 0)}
+    stale |= {(SectionType.BINARY, each.section) for each in old if each not in binaries}
     remove = [entry for entry in package.container.entries if (entry.type, entry.id) in stale]
-    return Changes(add=sections, remove=remove)
+    return Changes(add=[*sections, NewSection(type=SectionType.MANIFEST, id=0, data=encode(manifest))], remove=remove)
 
 
-def _by_chip(package: Package, chips: Sequence[Chip]) -> tuple[list[Binary], list[Binary]]:
-    """The binaries for other chips, and those for these."""
-    binaries = package.manifest.binaries
-    gone = [each for each in binaries if any(_is_for(each, chip) for chip in chips)]
-    return [each for each in binaries if each not in gone], gone
+def _holds(package: Package, binary: Binary, data: bytes) -> bool:
+    """Whether the section of a binary holds just this data."""
+    entry = package.container.section(SectionType.BINARY, binary.section)
+    return entry.codec == Codec.NONE and entry.sha256 == sha256(data).digest()
 
 
-def _is_for(binary: Binary, chip: Chip) -> bool:
-    return (binary.soc_model, binary.architecture) == (chip.soc_model, chip.architecture)
+def _chip(binary: Binary) -> Chip:
+    return chip_numbered(binary.soc_model, binary.architecture)

@@ -33,7 +33,9 @@ from estream_spec.constants import (
 from estream_spec.container import Container, check_superblock, decode_container
 from estream_spec.errors import FormatError, PackError, reason
 from estream_spec.layout import round_up
+from estream_spec.manifest import decode_manifest
 from estream_spec.records import DirectoryEntry, Superblock, encode_directory
+from estream_spec.rules import check_manifest
 
 MAX_GENERATION: Final = (1 << 64) - 1
 UNTOUCHED: Final = "package cannot be edited and is as it was"
@@ -141,7 +143,11 @@ def plan_edit(container: Container, changes: Changes) -> Edit:
     )
     try:
         check_superblock(superblock, superblock.file_length)
-        return Edit(bytes(appended), decode_container(superblock, directory))
+        container = decode_container(superblock, directory)
+        for section in changes.add:
+            if section.type == SectionType.MANIFEST:
+                check_manifest(decode_manifest(section.data), container)
+        return Edit(bytes(appended), container)
     except FormatError as fault:
         raise PackError(f"package cannot be edited, the result would be refused: {fault.message}") from fault
 

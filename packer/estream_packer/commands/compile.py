@@ -45,7 +45,8 @@ def command(package: Path, targets: tuple[str, ...], compiler: str, remove: bool
     not depend on the model's layers and experts. One for the same chip is replaced. Before PACKAGE is touched, each
     graph runs in Qualcomm's simulator and is compared with the reference.
 
-    This makes another file: signatures in PACKAGE are taken out, since they are not for it.
+    This makes another file: signatures in PACKAGE are taken out, since they are not for it, and so are sections of
+    types that this version does not know and that are not flagged as safe to copy.
 
     With --compiler aihub, jobs are noted in PACKAGE.aihub until all is done, so that another run takes them up.
     """
@@ -67,7 +68,7 @@ def _remove(package: Path, chips: Sequence[Chip]) -> None:
     _, changes = edit_package(package, lambda opened: decompile_changes(opened, chips))
     for chip in chips:
         click.echo(f"removed the binary for {chip}")
-    _tell_of_signatures(changes)
+    _tell_of_losses(changes)
 
 
 def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
@@ -78,16 +79,20 @@ def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
     from estream_packer.htp.tiles import Weights
 
     made: list[Target] = []
+    compiles = _compiler(compiler, package)
 
     def decide(opened: Package) -> Changes:
-        made.extend(compile_targets(Weights.of(opened), chips, _compiler(compiler, package), progress))
+        made.extend(compile_targets(Weights.of(opened), chips, compiles, progress))
         return compile_changes(opened, made)
 
     with open_progress("graphs") as progress:
         _, changes = edit_package(package, decide)
+    compiles.forget()
     for target in made:
         click.echo(target.described())
-    _tell_of_signatures(changes)
+    if not changes:
+        click.echo(f"already in it, nothing changes in {package}")
+    _tell_of_losses(changes)
 
 
 def _compiler(name: str, package: Path) -> Compiler:
@@ -101,9 +106,14 @@ def _compiler(name: str, package: Path) -> Compiler:
     return LocalCompiler()
 
 
-def _tell_of_signatures(changes: Changes) -> None:
-    from estream_spec.constants import SectionType
+def _tell_of_losses(changes: Changes) -> None:
+    """Say what else the edit took out, because it was for the package as it was."""
+    from estream_spec.constants import KNOWN_SECTIONS, SectionType
 
     count = sum(entry.type == SectionType.SIGNATURE for entry in changes.remove)
     if count:
         click.echo(f"notice: {count} signature{'s' * (count != 1)} taken out, sign it again", err=True)
+    for entry in changes.remove:
+        if entry.type not in KNOWN_SECTIONS:
+            what = f"section of unknown type {entry.type} and id {entry.id}"
+            click.echo(f"notice: {what} taken out, it is not flagged as safe to copy", err=True)

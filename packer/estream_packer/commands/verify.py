@@ -1,4 +1,4 @@
-"""`estream-pack verify`: prove every byte of a package, and measure what quantisation cost."""
+"""`estream-pack verify`: prove every byte of a package and its graphs for NPUs, measure what quantisation cost."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from estream_loader.policy_options import policy_of, policy_options
 
 if TYPE_CHECKING:
     from estream_loader import Package, SignaturePolicy
+    from estream_packer.htp.proof import Proof
     from estream_packer.running import Comparison
     from estream_packer.signing import SignatureSummary
+    from estream_spec.manifest import Binary
 
 
-@click.command(short_help="Prove every byte; compare with the checkpoint.")
+@click.command(short_help="Prove every byte; compare with the checkpoint; prove graphs.")
 @click.argument("package", type=FILE)
 @click.argument("checkpoint", type=FILE, required=False)
 @click.option("--text", type=FILE, help="Text to compare on, UTF-8.  [default: the sample's]")
 @click.option("--tokens", type=click.IntRange(min=2), default=2048, show_default=True, help="Most tokens to compare.")
+@click.option("--graphs", "with_graphs", is_flag=True, help="Prove the graphs for NPUs, too, in the simulator.")
 @policy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the refusal, as JSON.")
 def command(
@@ -29,6 +32,7 @@ def command(
     checkpoint: Path | None,
     text: Path | None,
     tokens: int,
+    with_graphs: bool,
     keys: tuple[str, ...],
     minimum_counter: int | None,
     signatures: tuple[Path, ...],
@@ -42,6 +46,10 @@ def command(
     With CHECKPOINT, the folder it was made from, also build that without quantisation in a temporary folder, run both
     over a text the model was not trained on, and show how far the package is from it.
 
+    With --graphs, also run every graph of every binary in Qualcomm's simulator on inputs that are random, zero or
+    large, as `compile` does, and compare it with the reference: no row may be off by more than 1 % of its size. This
+    needs onnxruntime-qnn on x86-64, with an SDK no older than the one that made the binaries.
+
     What is refused is told as `validate` tells it, with the class `untrusted` where a signature is not as required.
     """
     from estream_loader import open_package
@@ -50,6 +58,8 @@ def command(
     from estream_packer.proving import prove
     from estream_packer.signing import summarise_signatures
 
+    if with_graphs:
+        from estream_packer.htp.proof import check_simulator
     if checkpoint is None and text is not None:
         raise click.UsageError("--text needs CHECKPOINT", click.get_current_context())
     with refusals_told(as_json):
@@ -59,8 +69,11 @@ def command(
         policy = policy_of(keys, minimum_counter, detached)
         with open_package(package, integrity="paged", policy=policy) as opened:  # `prove` does what `full` would
             sample = "" if checkpoint is None else _text(opened, text)
+            if with_graphs and opened.manifest.binaries:
+                check_simulator()
             length = prove(opened)
             found = list(summarise_signatures(opened, detached))
+            graphs = _prove_graphs(opened) if with_graphs else None
             quality = None if checkpoint is None else _compare(opened, checkpoint, sample, tokens)
             file_id, content_id, odd = opened.file_id.hex(), opened.manifest.content_id.hex(), notices(opened)
     signers = {} if policy is None else _signed_by(found, policy)
@@ -69,7 +82,9 @@ def command(
     if as_json:
         signed_by = [{"key": key, "security_counter": counter} for key, counter in signers.items()]
         identity = {"file_id": file_id, "content_id": content_id}
-        print_json({**identity, "bytes": length, "signed_by": signed_by, "notices": odd, "quality": quality})
+        found_out = {**identity, "bytes": length, "signed_by": signed_by, "notices": odd}
+        proven = None if graphs is None else [_described(*each) for each in graphs]
+        print_json({**found_out, "graphs": proven, "quality": quality})
         return
     click.echo(f"verified {length:,} bytes: every digest and every checksum is right")
     click.echo(f"file id {file_id}")
@@ -77,6 +92,8 @@ def command(
         click.echo(f"signed by {key}, security counter {counter}")
     for notice in odd:
         click.echo(f"notice: {notice}")
+    if graphs is not None:
+        _show_graphs(graphs)
     if quality is not None:
         _show(quality)
 
@@ -160,6 +177,48 @@ def _compare(package: Package, checkpoint: Path, text: str, tokens: int) -> Comp
             build(checkpoint, unquantised, BuildOptions(experts="f32", dense="f32", activations="f32"), progress)
         with open_package(unquantised) as reference:
             return measure_quality(reference, package, text, tokens)
+
+
+def _prove_graphs(package: Package) -> list[tuple[Binary, list[Proof]]]:
+    """Every binary, and a proof of each of its graphs."""
+    from estream_loader.progress import open_progress
+    from estream_packer.htp.proof import prove_binary
+
+    manifest = package.manifest
+    with open_progress("graphs") as progress:
+        return [
+            (binary, prove_binary(binary, package.binary(binary), manifest.model, progress))
+            for binary in manifest.binaries
+        ]
+
+
+def _described(binary: Binary, proofs: Sequence[Proof]) -> dict[str, object]:
+    """A binary and the proofs of its graphs, for JSON."""
+    from estream_spec.binary_interface import label_of
+
+    graphs = [{"graph": label_of(each.graph), "output": each.output, "error": each.error} for each in proofs]
+    named = {"section": binary.section, "soc_model": binary.soc_model, "architecture": binary.architecture}
+    return {**named, "sdk": binary.sdk, "error": max(each.error for each in proofs), "graphs": graphs}
+
+
+def _show_graphs(proven: Sequence[tuple[Binary, Sequence[Proof]]]) -> None:
+    """Print for people which graphs are proven, chip by chip."""
+    from rich.table import Table
+
+    from estream_spec.binary_interface import label_of
+    from estream_spec.chips import chip_numbered
+
+    if not proven:
+        click.echo("no graphs to prove: nothing in the package is compiled for an NPU")
+    for binary, proofs in proven:
+        chip, worst = chip_numbered(binary.soc_model, binary.architecture), max(each.error for each in proofs)
+        count = f"{len(proofs)} graph{'s' * (len(proofs) != 1)}"
+        click.echo(f"proven for {chip}: {count}, in the simulator off by at most {worst:.1e}")
+        table = Table("  graph", "output", box=None)
+        table.add_column("off by", justify="right")
+        for each in proofs:
+            table.add_row(f"  {label_of(each.graph)}", each.output, f"{each.error:.1e}")
+        console().print(table)
 
 
 def _show(quality: Comparison) -> None:

@@ -57,9 +57,10 @@ class AiHubCompiler:
         """Prepares; nothing is asked of the service yet.
 
         Args:
-            state_dir: where submitted jobs are noted until their binary is here.
+            state_dir: where submitted jobs are noted until they are forgotten.
         """
         self._state_dir = state_dir
+        self._done: list[str] = []
 
     def compile(self, tiles: Sequence[Tile], chip: Chip, progress: Progress) -> Compiled:
         """Compiles.
@@ -95,18 +96,29 @@ class AiHubCompiler:
         linked = service.fetch(link)
         progress.advance(1)
 
-        # Should the binary be at fault, another run links again what is compiled.
-        notes.forget([link_key])
-        made = Compiled(
-            sdk=sdk_build(linked.data),
-            data=linked.data,
-            graphs=_graphs(orders, linked),
-            compiler=f"qai-hub {service.version}",
-            options=f"{COMPILE_OPTIONS} {link_options}",
-        )
-        _check_chip(linked, chip)
-        notes.forget(order.key for order in orders)
+        try:
+            made = Compiled(
+                sdk=sdk_build(linked.data),
+                data=linked.data,
+                graphs=_graphs(orders, linked),
+                compiler=f"qai-hub {service.version}",
+                options=f"{COMPILE_OPTIONS} {link_options}",
+            )
+            _check_chip(linked, chip)
+        except PackError:
+            notes.forget([link_key])  # another run links again what is compiled
+            raise
+        self._done += [link_key, *(order.key for order in orders)]
         return made
+
+    def forget(self) -> None:
+        """Drops the notes of all that was compiled.
+
+        Raises:
+            PackError: the notes cannot be read or written.
+        """
+        SubmittedJobs(self._state_dir).forget(self._done)
+        self._done.clear()
 
 
 class _Run:

@@ -65,7 +65,7 @@ class SubmittedJobs:
         self._write()
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Drop jobs; the file goes with the last one.
+        """Drop jobs; the file goes with the last one, and its folder if nothing else is there.
 
         Raises:
             PackError: the file cannot be written.
@@ -79,6 +79,8 @@ class SubmittedJobs:
         try:
             if not self._jobs:
                 self.path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self.path.parent.rmdir()
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:

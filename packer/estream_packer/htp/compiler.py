@@ -66,3 +66,7 @@ class Compiler(Protocol):
             PackError: it refuses a tile, which the message names.
         """
         ...
+
+    def forget(self) -> None:
+        """Drops what it keeps for a later run to take up: what it made is in its place by now, or is no good."""
+        ...

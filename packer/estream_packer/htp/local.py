@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from estream_loader.progress import Progress
-from estream_packer.htp.children import child_processes, result_of
+from estream_packer.htp.children import begin, child_processes, result_of
 from estream_packer.htp.compiler import Compiled, Tile
 from estream_packer.htp.context import sdk_build
 from estream_packer.htp.joined import join, names_in_context
@@ -43,23 +43,28 @@ class LocalCompiler:
             PackError: it refuses a tile, or ended without a result.
         """
         progress.begin(f"compiling for {chip.name}", len(tiles))
-        with child_processes(1) as children:
-            compiled = result_of(children.submit(compile_here, tiles, chip), f"compiling for {chip.name}")
+        # The folder is this process's: it goes though the child may be ended.
+        with TemporaryDirectory(prefix="estream-compile-") as folder, child_processes(1) as children:
+            begun = begin(children, compile_here, tiles, chip, Path(folder))
+            compiled = result_of(begun, f"compiling for {chip.name}")
         progress.advance(len(tiles))
         return compiled
 
+    def forget(self) -> None:
+        """Does nothing: no run leaves anything to the next."""
 
-def compile_here(tiles: Sequence[Tile], chip: Chip) -> Compiled:
-    """Compiles in this process, which that may end. Arguments and errors as for `LocalCompiler.compile`."""
-    with TemporaryDirectory(prefix="estream-compile-") as folder, quiet():
-        wrapper = Path(folder) / "context.onnx"
+
+def compile_here(tiles: Sequence[Tile], chip: Chip, folder: Path) -> Compiled:
+    """Compiles in this process, which that may end, by way of an empty folder; see `LocalCompiler.compile`."""
+    with quiet():
+        wrapper = folder / "context.onnx"
         entries = {
             "ep.context_enable": "1",
             "ep.context_embed_mode": "0",
             "ep.context_file_path": str(wrapper),
         }
         _compile(join(tiles), session_options(chip, entries, OPTIONS), chip)
-        binaries = list(Path(folder).glob("*.bin"))
+        binaries = list(folder.glob("*.bin"))
         if not wrapper.is_file() or len(binaries) != 1:
             raise PackError(f"compiling for {chip} made {len(binaries)} contexts, expected one")
         names = names_in_context(wrapper.read_bytes(), tiles)

@@ -8,8 +8,9 @@ use all the range that their encoding has.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from estream_loader.progress import Progress
 from estream_packer.graphs import build_graph
-from estream_packer.htp.children import child_processes, result_of
+from estream_packer.htp.children import begin, child_processes, result_of
 from estream_runtime.backends.htp import HtpBackend
 from estream_runtime.backends.protocol import GraphKey
 from estream_runtime.backends.reference import ReferenceBackend
@@ -53,11 +54,13 @@ class Proof:
     """What the proof of one graph found.
 
     Attributes:
-        label: the graph.
-        error: the largest difference of a row from the reference, as a share of its size.
+        graph: the graph.
+        output: which of its outputs is the furthest from the reference.
+        error: the largest difference of a row of it, as a share of the row's size; infinite if it is no number.
     """
 
-    label: str
+    graph: BinaryGraph
+    output: str
     error: float
 
 
@@ -70,48 +73,78 @@ def prove_binary(binary: Binary, data: bytes, model: ModelDescription, progress:
         model: what its graphs belong to.
         progress: told of each graph.
 
+    Returns:
+        A proof for each graph, in their order.
+
     Raises:
         LinkError: the simulator does not run here, is older than what made the binary, or refuses it.
         PackError: a graph is further from the reference than `MOST_ERROR`, or ended the process.
     """
     chip = chip_numbered(binary.soc_model, binary.architecture)
+    check_simulator()
     _check_sdk(binary, chip)
     progress.begin(f"proving for {chip.name}", len(binary.graphs))
-    with child_processes(len(os.sched_getaffinity(0))) as children:
-        # The largest ones first, so that none is left for the end.
-        ordered = sorted(binary.graphs, key=lambda graph: -_size(graph, model))
-        begun: list[tuple[BinaryGraph, Future[Proof]]] = [
-            (graph, children.submit(prove_here, data, graph, model, chip)) for graph in ordered
-        ]
-        found = []
-        for graph, future in begun:
-            found.append(result_of(future, f"proving graph {label_of(graph)} for {chip.name}"))
+    found = []
+    # The largest ones first, so that none is left for the end.
+    ordered = sorted(binary.graphs, key=lambda graph: -_size(graph, model))
+    with closing(_proofs(ordered, data, model, chip)) as proofs:
+        for proof in proofs:
+            _judge(proof, chip)
+            found.append(proof)
             progress.advance(1)
-    return found
+    return sorted(found, key=lambda proof: binary.graphs.index(proof.graph))
+
+
+def _proofs(
+    graphs: Sequence[BinaryGraph], data: bytes, model: ModelDescription, chip: Chip
+) -> Generator[Proof, None, None]:
+    """Proofs of graphs in their order, as they are made.
+
+    Where a child ends without a result, nobody knows at which graph. What is left is then proven one by one: the one
+    that ends it again is named, and where it was memory there may be enough for one.
+    """
+    done = 0
+    with child_processes(len(os.sched_getaffinity(0))) as children:
+        try:
+            for begun in [begin(children, prove_here, data, graph, model, chip) for graph in graphs]:
+                yield begun.result()
+                done += 1
+        except BrokenProcessPool:
+            pass
+    for graph in graphs[done:]:
+        with child_processes(1) as child:
+            begun = begin(child, prove_here, data, graph, model, chip)
+            yield result_of(begun, f"proving graph {label_of(graph)} for {chip.name}")
+
+
+def check_simulator() -> None:
+    """Refuse to begin what the simulator has to prove where there is none.
+
+    Raises:
+        LinkError: onnxruntime-qnn is not installed, or has no simulator for this machine.
+    """
+    if not installed_sdk():
+        raise LinkError("proving graphs needs onnxruntime-qnn, which is not installed", hint=HINT)
+    if not simulated():
+        message = "proving graphs needs Qualcomm's simulator, which there is for x86-64 alone"
+        raise LinkError(message, hint="do it on such a machine")
 
 
 def _check_sdk(binary: Binary, chip: Chip) -> None:
-    """Refuse to prove with an SDK that is not there or older than the one that made the binary."""
-    if not (here := installed_sdk()):
-        raise LinkError("proving binaries needs onnxruntime-qnn, which is not installed", hint=HINT)
-    if not simulated():
-        raise LinkError("proving binaries needs Qualcomm's simulator, which is for x86-64", hint="prove it there")
+    """Refuse to prove with an SDK older than the one that made the binary."""
+    here = installed_sdk()
     if sdk_numbers(binary.sdk) > sdk_numbers(here):
-        message = f"the binary for {chip} was made by SDK {binary.sdk}, the one here is {here}"
-        raise LinkError(message, hint=f"install SDK {binary.sdk} or later to prove it")
+        message = f"the binary for {chip} was made by SDK {binary.sdk}, which is newer than the one here, {here}"
+        raise LinkError(message, hint=f"install onnxruntime-qnn with SDK {binary.sdk} or later to prove it")
 
 
 def prove_here(data: bytes, graph: BinaryGraph, model: ModelDescription, chip: Chip) -> Proof:
     """Proves one graph in this process, which that may end. Errors as for `prove_binary`."""
-    stored, plain = _inputs(graph, model)
+    stored, plain = inputs_of(graph, model)
     backend = HtpBackend(model, data, [graph], chip)
     found = backend.run(graph.role, graph.shape_class, stored)
     backend.close()
-    try:
-        return judge(graph, found, expected_of(graph, model, plain))
-    except PackError as error:
-        error.path = f"{error.path} for {chip.name}"
-        raise
+    return compare(graph, found, expected_of(graph, model, plain))
 
 
 def expected_of(graph: BinaryGraph, model: ModelDescription, plain: Mapping[str, Array]) -> dict[str, Array]:
@@ -121,26 +154,28 @@ def expected_of(graph: BinaryGraph, model: ModelDescription, plain: Mapping[str,
     return ReferenceBackend(model, {key: portable}, 1).run(graph.role, graph.shape_class, plain)
 
 
-def judge(graph: BinaryGraph, found: Mapping[str, Array], expected: Mapping[str, Array]) -> Proof:
-    """Compares outputs row by row.
+def compare(graph: BinaryGraph, found: Mapping[str, Array], expected: Mapping[str, Array]) -> Proof:
+    """Compares what a graph makes with what it should make, row by row."""
+    errors = {name: _error(found[name], right) for name, right in expected.items()}
+    furthest = max(errors, key=errors.__getitem__)
+    return Proof(graph, furthest, errors[furthest])
 
-    Raises:
-        PackError: one is too far off.
-    """
-    label, errors = label_of(graph), [0.0]
-    for name, right in expected.items():
-        differences = _sizes(found[name].astype(np.float64) - right)
+
+def _judge(proof: Proof, chip: Chip) -> None:
+    """Refuse a graph that is too far off."""
+    if proof.error > MOST_ERROR:
+        found = f"output {proof.output!r} is off by {proof.error:.2g} of a row's size, expected at most {MOST_ERROR:g}"
+        hint = "the compiler computes something else; try another SDK, or report it to its vendor"
+        raise PackError(found, path=f"graph {label_of(proof.graph)} for {chip.name}", hint=hint)
+
+
+def _error(found: Array, right: Array) -> float:
+    """The largest difference of a row, as a share of its size."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        differences = _sizes(found.astype(np.float64) - right)
         sizes = _sizes(right.astype(np.float64))
-        floor = max(LEAST_SIZE * float(sizes.max()), 1e-30)
-        with np.errstate(invalid="ignore"):
-            off = differences / np.maximum(sizes, floor)
-        worst = float(np.where(np.isfinite(off), off, np.inf).max())
-        if worst > MOST_ERROR:
-            message = f"output {name!r} is off by {worst:.2g} of a row's size, expected at most {MOST_ERROR:g}"
-            hint = "the compiler computes something else; try another SDK, or report it to its vendor"
-            raise PackError(message, path=f"graph {label}", hint=hint)
-        errors.append(worst)
-    return Proof(label, max(errors))
+        off = differences / np.maximum(sizes, max(LEAST_SIZE * float(sizes.max()), 1e-30))
+    return float(np.where(np.isfinite(off), off, np.inf).max())
 
 
 def _sizes(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -160,7 +195,7 @@ def _shape(value: Value, graph: BinaryGraph) -> tuple[int, ...]:
     return tuple(numbers[size] if isinstance(size, str) else size for size in value.shape)
 
 
-def _inputs(graph: BinaryGraph, model: ModelDescription) -> tuple[dict[str, Array], dict[str, Array]]:
+def inputs_of(graph: BinaryGraph, model: ModelDescription) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs as they are stored, and in f32; always the same for one graph."""
     random = np.random.default_rng([*label_of(graph).encode()])
     fixed = interface(graph.role, model, graph.shape_class, "f32")

@@ -9,7 +9,7 @@ from typing import Final
 
 from estream_loader.progress import Progress
 from estream_packer.htp.compiler import Compiled, Compiler
-from estream_packer.htp.proof import prove_binary
+from estream_packer.htp.proof import check_simulator, prove_binary
 from estream_packer.htp.tiles import Weights, tiles_for
 from estream_spec.chips import Chip, chip_named
 from estream_spec.errors import LinkError, PackError
@@ -66,8 +66,8 @@ def chip_of_target(text: str) -> Chip:
     Raises:
         PackError: it is none.
     """
-    kind, colon, name = text.partition(":")
-    if kind != TARGET or not colon:
+    kind, _, name = text.partition(":")
+    if kind != TARGET or not name:
         raise PackError(f"target is {text!r}, expected htp and a chip, such as htp:sm8650")
     try:
         return chip_named(name)
@@ -88,6 +88,7 @@ def compile_targets(weights: Weights, chips: Sequence[Chip], compiler: Compiler,
         LinkError: the compiler or the simulator does not run here.
         PackError: the compiler refuses a graph, or what it made computes something else.
     """
+    check_simulator()  # before anyone compiles for long, in the cloud perhaps
     tiles = tiles_for(weights)
     made = []
     for chip in chips:
@@ -96,6 +97,10 @@ def compile_targets(weights: Weights, chips: Sequence[Chip], compiler: Compiler,
             message = f"the binary for {chip} has {len(compiled.data):,} bytes"
             raise PackError(f"{message}, a section holds {MAX_SMALL_SECTION_LENGTH:,}")
         target = Target(chip, compiled)
-        proofs = prove_binary(target.binary(0), compiled.data, weights.model, progress)
+        try:
+            proofs = prove_binary(target.binary(0), compiled.data, weights.model, progress)
+        except PackError:
+            compiler.forget()  # or a later run would be given the same again
+            raise
         made.append(replace(target, error=max(proof.error for proof in proofs)))
     return made

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 
 from estream_loader import Package, open_package
 from estream_loader.integrity import check_padding, notices, verify
+from estream_packer.configuring import configure_changes
 from estream_packer.editing import MAX_GENERATION, Changes, NewSection, edit_package, plan_edit
 from estream_packer.schedules import programs_for
 from estream_spec import limits
@@ -26,7 +25,8 @@ from estream_spec.container import Container
 from estream_spec.errors import FormatError, LinkError, PackError
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.messagepack import encode
-from estream_spec.records import DirectoryEntry, Superblock
+from estream_spec.records import DirectoryEntry
+from fixtures.edits import die_at_every_write, edited, failing
 from fixtures.packages import Draft, Section
 
 CHOICE = DeviceConfiguration(name="phone", arena_bytes=1 << 20, group_size=1, prefetch_depth=1)
@@ -108,16 +108,6 @@ def starts() -> dict[str, bytes]:
         "first twin damaged": bytes(128) + OLD[128:],
         "second twin damaged": OLD[:16400] + b"\1" + OLD[16401:],
     }
-
-
-def edited(data: bytes, decide: Callable[[Package], Changes]) -> bytes:
-    """A package edited in memory."""
-    with open_package(data) as package:
-        edit = plan_edit(package.container, decide(package))
-        body = bytearray(data[: package.container.superblock.file_length] + edit.appended)
-        for offset in SUPERBLOCK_OFFSETS:
-            body[offset : offset + Superblock.SIZE] = edit.container.superblock.encode()
-        return bytes(body)
 
 
 STARTS = starts()
@@ -348,53 +338,12 @@ def test_short_writes_are_continued(path: Path, monkeypatch: pytest.MonkeyPatch)
     assert content(path) == EDITED
 
 
-CALLS = ("pwrite", "fsync", "ftruncate")
-"""Everything an edit does to a file."""
-DYING_EDITS = """
-import itertools, os, shutil, sys
-from pathlib import Path
-from estream_packer.configuring import configure_changes
-from estream_packer.editing import edit_package
-from estream_spec.manifest import decode_device_configuration
-
-def dying(name, call):
-    def wrapped(*arguments):
-        global left
-        left -= 1
-        if left == 0:
-            if name == "pwrite":
-                descriptor, data, offset = arguments
-                call(descriptor, data[: len(data) // 2], offset)
-            os._exit(9)
-        return call(*arguments)
-
-    return wrapped
-
-for name in ("pwrite", "fsync", "ftruncate"):
-    setattr(os, name, dying(name, getattr(os, name)))
-choices = [decode_device_configuration(bytes.fromhex(each), "") for each in sys.argv[2:]]
-for left in itertools.count(1):
-    copy = f"{sys.argv[1]}.{left}"
-    shutil.copy(sys.argv[1], copy)
-    if not (child := os.fork()):
-        edit_package(Path(copy), lambda package: configure_changes(package, choices))
-        os._exit(0)
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 9:
-        break
-"""
-"""Edits copies of a package; the first dies at its first write, half of it done, the second at its second, and so on.
-"""
-
-
 @pytest.mark.parametrize("choices", [(CHOICE,), SEVERAL], ids=["one configuration", "several"])
 def test_killed_at_every_write(path: Path, choices: Sequence[DeviceConfiguration]) -> None:
     """A process that dies leaves a package, and the next edit can begin with it."""
     path.write_bytes(STARTS["bytes behind the end"])
-    given, new = [encode(each).hex() for each in choices], configured(choices)
-    subprocess.run([sys.executable, "-c", DYING_EDITS, str(path), *given], check=True, capture_output=True)
-    outcomes = []
-    for number in range(1, len(list(path.parent.iterdir()))):
-        copy = path.with_name(f"{path.name}.{number}")
+    new, outcomes = configured(choices), []
+    for copy in die_at_every_write(path, configure_changes, choices):
         found = content(copy)
         assert found in (content(OLD), new)
         outcomes.append("new" if found == new else "old")
@@ -477,30 +426,6 @@ def test_lost_and_torn_writes(path: Path, start: str, monkeypatch: pytest.Monkey
     assert data == path.read_bytes()
     assert set(found.values()) == {0, 1}
     assert (found[STARTS[start]], found[data]) == (0, 1)
-
-
-def failing(monkeypatch: pytest.MonkeyPatch, number: int, error: int, *, lasting: bool = False) -> None:
-    """Let the call of that number fail, or all from it on; a failing `pwrite` does half of its work."""
-    count = 0
-
-    def wrap(name: str) -> Callable[..., object]:
-        call = getattr(os, name)
-
-        def wrapped(*arguments: object) -> object:
-            nonlocal count
-            count += 1
-            if count < number or (count > number and not lasting):
-                return call(*arguments)
-            if name == "pwrite":
-                descriptor, data, offset = arguments
-                assert isinstance(data, memoryview)
-                call(descriptor, data[: len(data) // 2], offset)
-            raise OSError(error, os.strerror(error))
-
-        return wrapped
-
-    for name in CALLS:
-        monkeypatch.setattr(os, name, wrap(name))
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])

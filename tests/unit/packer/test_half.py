@@ -1,0 +1,260 @@
+"""Arithmetic of graphs for accelerators, run in f32 on the CPU. What fp16 costs, the proof measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+
+from estream_packer.graphs import build_fixed_graph
+from estream_packer.graphs.builder import Builder
+from estream_packer.graphs.half import HalfArithmetic
+from estream_spec.binary_interface import HIDDEN, fixed_interface, label, tensor_name
+from estream_spec.errors import InvalidError
+from estream_spec.graph_interface import MATRICES, ROLES, Interface, Value, class_count
+from estream_spec.manifest import GraphRole
+from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
+from estream_spec.weights import GROUP_SIZES, MAX_MULTIPLIER, Encoding, expand_nibbles, matrix_parts, pack_nibbles
+
+Array = npt.NDArray[Any]
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+EPSILON = 1e-5
+HIGHEST = float(np.finfo(np.float16).max)
+MODEL = ModelDescription(
+    family="test",
+    hidden=48,
+    vocabulary=50,
+    context_length=64,
+    norm_epsilon=EPSILON,
+    layers=(Layer(attention=0, experts=0), Layer(attention=1, experts=1)),
+    attentions=(
+        Attention(heads=4, key_value_heads=2, head_dim=8, rotary=Rotary(theta=1e4), qk_norm="full", clip_qkv=0.5),
+        Attention(heads=6, key_value_heads=6, head_dim=8, rotary=Rotary(theta=1e4)),
+    ),
+    expert_blocks=(
+        ExpertBlock(experts=6, intermediate=40, router=Router(family="softmax-topk", top_k=2)),
+        ExpertBlock(experts=12, intermediate=24, router=Router(family="softmax-topk", top_k=3)),
+    ),
+)
+
+
+def random() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def evaluated(
+    add: Callable[[HalfArithmetic], object], matrices: dict[str, tuple[Encoding, int]], **inputs: Array
+) -> Array:
+    """What a graph makes whose result is called `y`."""
+    names = {np.dtype(np.float32): "f32", np.dtype(np.int8): "i8", np.dtype(np.uint8): "u8"}
+    values = tuple(Value(name, names[each.dtype], each.shape) for name, each in inputs.items())  # type: ignore[arg-type]
+    rows, columns = inputs["x"].shape[0], list(inputs.values())[-1].shape[-1]
+    graph = Builder("test", Interface(values, (Value("y", "f32", (rows, columns)),)))
+    add(HalfArithmetic(graph, matrices, EPSILON))
+    return ran(graph.finish(), inputs)["y"]
+
+
+def ran(model: bytes, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Outputs of a model, every node of it computed as it stands there."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def stored(encoding: Encoding, rows: int, columns: int) -> tuple[dict[str, Array], npt.NDArray[np.int64]]:
+    """The parts of a matrix that has every value its encoding has, without scales, and the integers they stand for."""
+    count = np.arange(rows * columns).reshape(rows, columns)
+    if encoding == "f32":
+        return {"m": (count % 255 - 127).astype(np.float32)}, count % 255 - 127
+    if encoding == "w8":
+        return {"m": (count % 255 - 127).astype(np.int8)}, count % 255 - 127
+    group = GROUP_SIZES[encoding]
+    nibbles = pack_nibbles((count % 16 - 8).astype(np.int8), group)
+    groups = -(-rows // group)
+    sizes = np.arange(groups * columns).reshape(groups, columns) % MAX_MULTIPLIER + 1
+    multipliers = (sizes * random().choice([-1, 1], sizes.shape)).astype(np.int8)
+    integers = expand_nibbles(nibbles, multipliers, group, rows)
+    return {"m.nibbles": nibbles, "m.multipliers": multipliers}, integers.astype(np.int64)
+
+
+# Products
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 63, 64, 65, 100])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_product_is_exact_whatever_rows_a_group_divides(encoding: Encoding, rows: int) -> None:
+    parts, integers = stored(encoding, rows, 96)
+    assert list(parts) == [part.name for part in matrix_parts("m", encoding, rows, 96) if part.name != "m.scale"]
+    x = random().integers(-8, 9, (5, rows))
+    expected = x @ integers
+    if encoding != "f32":
+        parts["m.scale"] = np.ldexp(np.float32(1), random().integers(-12, 3, 96)).astype(np.float32)
+        expected = expected * parts["m.scale"]
+    found = evaluated(
+        lambda half: half.product("x", "m", "y"), {"m": (encoding, rows)}, x=x.astype(np.float32), **parts
+    )
+    assert np.array_equal(found, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("encoding", GROUP_SIZES)
+def test_what_padding_rows_hold_is_nothing_to_a_product(encoding: Encoding) -> None:
+    rows = GROUP_SIZES[encoding] + 5
+    parts, integers = stored(encoding, rows, 16)
+    used = pack_nibbles(np.ones((rows, 1), np.int8), GROUP_SIZES[encoding])
+    parts["m.nibbles"] |= np.where(used & 15 == 8, 15, 0).astype(np.uint8)
+    parts["m.nibbles"] |= np.where(used >> 4 == 8, 0xF0, 0).astype(np.uint8)
+    assert (expand_nibbles(parts["m.nibbles"], parts["m.multipliers"], GROUP_SIZES[encoding], rows) == integers).all()
+    x = random().integers(-8, 9, (3, rows))
+    parts["m.scale"] = np.ones(16, np.float32)
+    found = evaluated(
+        lambda half: half.product("x", "m", "y"), {"m": (encoding, rows)}, x=x.astype(np.float32), **parts
+    )
+    assert np.array_equal(found, (x @ integers).astype(np.float32))
+
+
+def test_a_scale_of_zero_makes_zeros() -> None:
+    parts, _ = stored("w4g32", 32, 4)
+    x = np.ones((2, 32), np.float32)
+    found = evaluated(
+        lambda half: half.product("x", "m", "y"), {"m": ("w4g32", 32)}, x=x, **parts, **{"m.scale": np.zeros(4, "<f4")}
+    )
+    assert not found.any()
+
+
+def test_rows_are_taken_apart_once_for_matrices_that_are_stored_alike() -> None:
+    model = onnx.load_model_from_string(build_fixed_graph("expert", MODEL, 0, 32, 0, ("w4g32",) * 3))
+    operators = [node.op_type for node in model.graph.node]
+    assert (operators.count("Split"), operators.count("Pad")) == (2, 2)  # for gate and up together, and for down
+
+
+# Norms
+
+
+def norm(x: npt.NDArray[np.float64], weight: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.asarray(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPSILON) * weight)
+
+
+ROWS: dict[str, npt.NDArray[np.float64]] = {
+    "zeros": np.zeros((2, 48)),
+    "large": random().uniform(-6e4, 6e4, (2, 48)),
+    "tiny": random().standard_normal((2, 48)) * 1e-6,
+    "one hot": np.eye(48)[:3] * 6e4,
+    "negative one hot": np.eye(48)[:3] * -6e4,
+    "as epsilon": np.full((2, 48), EPSILON**0.5),
+    "random": random().standard_normal((4, 48)),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_a_norm(rows: npt.NDArray[np.float64]) -> None:
+    x = rows.astype(np.float32)
+    weight = random().uniform(0.5, 2, 48).astype(np.float32)
+    found = evaluated(lambda half: half.norm("x", "weight", "y"), {}, x=x, weight=weight)
+    np.testing.assert_allclose(found, norm(x.astype(np.float64), weight.astype(np.float64)), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_nothing_in_a_norm_leaves_the_range_of_fp16(rows: npt.NDArray[np.float64]) -> None:
+    """A row of numbers that fp16 has: every number on the way is one that fp16 has, too."""
+    x = rows.astype(np.float32)
+    graph = Builder("test", Interface((Value("x", "f32", x.shape),), (Value("y", "f32", x.shape),)))
+    HalfArithmetic(graph, {}, EPSILON).norm("x", graph.number(1), "y")
+    model = onnx.load_model_from_string(graph.finish())
+    inner = [each for node in model.graph.node for each in node.output if each != "y"]
+    model.graph.output.extend(onnx.ValueInfoProto(name=each) for each in inner)
+    values = ran(model.SerializeToString(), {"x": x})
+    assert len(values) > 8
+    assert max(float(np.abs(each).max()) for each in values.values()) <= HIGHEST
+    divided = [each for name, each in values.items() if name.startswith("Sqrt")]
+    assert all((each > np.finfo(np.float16).smallest_normal).all() for each in divided)
+
+
+# Scores
+
+
+def test_scores_and_masks() -> None:
+    queries, keys = random().standard_normal((3, 16)), random().standard_normal((16, 7))
+    x, k = queries.astype(np.float32), keys.astype(np.float32)
+    found = evaluated(lambda half: half._graph.add("Identity", half.scores("x", "k", 16), result="y"), {}, x=x, k=k)
+    np.testing.assert_allclose(found, queries @ keys / 4, rtol=1e-5, atol=1e-6)
+
+
+def test_a_mask_is_added() -> None:
+    mask = np.where(np.arange(7) > np.arange(3)[:, None], np.float32(HIDDEN), np.float32(0)).astype(np.float32)
+    x = random().uniform(-2000, 2000, (3, 7)).astype(np.float32)
+    found = evaluated(
+        lambda half: half._graph.add("Identity", half.masked("x", "mask"), result="y"), {}, x=x, mask=mask
+    )
+    assert np.array_equal(found, x + mask)
+    assert np.abs(found).max() < HIGHEST
+    assert found[mask < 0].max() < found[mask == 0].min() - 20_000
+
+
+# Whole graphs
+
+CASES: list[tuple[GraphRole, int, tuple[Encoding, ...]]] = [
+    (role, shape_class, encodings)
+    for role in ROLES
+    for shape_class in range(class_count(role, MODEL))
+    for encodings in ([(each,) * len(MATRICES[role]) for each in ENCODINGS] if MATRICES[role] else [()])
+]
+
+
+@pytest.mark.parametrize(("role", "shape_class", "encodings"), CASES)
+def test_a_fixed_graph_has_the_names_and_shapes_of_its_interface(
+    role: GraphRole, shape_class: int, encodings: tuple[Encoding, ...]
+) -> None:
+    keys = 64 if role == "attend" else 0
+    data = build_fixed_graph(role, MODEL, shape_class, 32, keys, encodings)
+    assert data == build_fixed_graph(role, MODEL, shape_class, 32, keys, encodings)
+    graph = onnx.load_model_from_string(data).graph
+    expected = fixed_interface(role, MODEL, shape_class, 32, keys, encodings)
+    assert graph.name == label(role, shape_class, 32, keys, encodings)
+    types = {onnx.TensorProto.FLOAT: "f32", onnx.TensorProto.INT8: "i8", onnx.TensorProto.UINT8: "u8"}
+    for found, values in ((graph.input, expected.inputs), (graph.output, expected.outputs)):
+        described = [
+            (
+                each.name,
+                types[each.type.tensor_type.elem_type],
+                tuple(axis.dim_value for axis in each.type.tensor_type.shape.dim),
+            )
+            for each in found
+        ]
+        assert described == [(tensor_name(graph.name, each.name), each.dtype, each.shape) for each in values]
+
+
+def test_no_two_graphs_share_a_name() -> None:
+    taken = set[str]()
+    for role, shape_class, encodings in CASES:
+        for tokens in (32, 64):
+            for keys in (64, 128) if role == "attend" else (0,):
+                graph = onnx.load_model_from_string(
+                    build_fixed_graph(role, MODEL, shape_class, tokens, keys, encodings)
+                ).graph
+                made = [each.name for each in (*graph.input, *graph.initializer)]
+                made += [each for node in graph.node for each in node.output]
+                assert len(set(made)) == len(made)
+                assert taken.isdisjoint(made)
+                assert all(each.replace("_", "").replace(".", "").replace("-", "").isalnum() for each in made)
+                taken.update(made)
+
+
+def test_no_weight_is_baked_into_a_fixed_graph() -> None:
+    for role, shape_class, encodings in CASES:
+        data = build_fixed_graph(role, MODEL, shape_class, 32, 64 if role == "attend" else 0, encodings)
+        constants = onnx.load_model_from_string(data).graph.initializer
+        assert all(np.prod(each.dims) <= 8 for each in constants)
+
+
+def test_another_number_of_matrices_is_refused() -> None:
+    with pytest.raises(InvalidError, match="2 encodings for role 'expert', which has 3 matrices"):
+        build_fixed_graph("expert", MODEL, 0, 32, 0, ("w8", "w8"))
+    with pytest.raises(InvalidError, match="shape class 2 of role 'expert', the model has 2"):
+        build_fixed_graph("expert", MODEL, 2, 32, 0, ("w8",) * 3)
