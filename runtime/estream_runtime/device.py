@@ -46,7 +46,7 @@ def facts_of_chip(chip: Chip, *, memory_bytes: int | None = None) -> DeviceFacts
         chip: its chip.
         memory_bytes: memory for everything; None takes that of the chip's profile.
     """
-    profile = _profile(chip)
+    profile = profile_of(chip)
     known = profile.memory_bytes if profile else None
     if memory_bytes is None:
         memory_bytes = known.value if known else CHIP_MEMORY_BYTES
@@ -78,7 +78,7 @@ def _facts(chip: Chip | None, page_bytes: int, memory_bytes: int) -> DeviceFacts
     weights_bytes = weights_memory(memory_bytes)
     if chip is None:
         return DeviceFacts(page_bytes=page_bytes, memory_bytes=weights_bytes, sdk=installed_sdk())
-    profile = _profile(chip)
+    profile = profile_of(chip)
     npu = profile.npu if profile else None
     return DeviceFacts(
         page_bytes=page_bytes,
@@ -92,7 +92,7 @@ def _facts(chip: Chip | None, page_bytes: int, memory_bytes: int) -> DeviceFacts
     )
 
 
-def _profile(chip: Chip) -> DeviceProfile | None:
+def profile_of(chip: Chip) -> DeviceProfile | None:
     """The chip's profile that comes with this project, if there is one."""
     name = chip.title.lower().replace(" ", "-")
     return shipped_profile(name) if name in shipped_profiles() else None

@@ -301,7 +301,7 @@ class Session:
         """
         prompt = self._prompt(token_ids)
         check_count("max_new_tokens", max_new_tokens)
-        count = min(max_new_tokens, self._model.context_length - len(prompt))
+        count = min(max_new_tokens, self._most_tokens - len(prompt))
         meter = self._meter(prompt)
         sampler = Sampler(temperature, top_p, seed, self._known_tokens)
         return Generation(self._tokens(prompt, count, sampler), meter)
@@ -448,8 +448,14 @@ class Session:
             )
         return given.astype(np.int64)
 
+    @property
+    def _most_tokens(self) -> int:
+        """Tokens that prompt and output may have together: what the model and the backend take."""
+        context = self._model.context_length
+        return context if self._backend.most_tokens is None else min(context, self._backend.most_tokens)
+
     def _check_length(self, length: int, subject: str) -> None:
-        limit = self._model.context_length
+        limit = self._most_tokens
         if length > limit:
             hint = "give fewer tokens; the context holds prompt and output together"
             raise TrapError(f"{subject} {length} tokens, the context holds {limit}", hint=hint)

@@ -38,7 +38,7 @@ def command(
     from estream_loader.progress import open_progress
     from estream_packer.build import build
 
-    given = {option: value for option, value in choices.items() if value}
+    given = {option: value for option, value in choices.items() if value not in (None, ())}
     checkpoint, options = source, msgspec.structs.replace(DEFAULTS, **given)
     if source.suffix.lower() == ".toml":
         checkpoint, options = _from_recipe(source, output, given)

@@ -66,9 +66,13 @@ class HalfArithmetic:
         graph = self._graph
         return graph.add("MatMul", graph.add("Mul", queries, graph.number(width**-0.5)), keys)
 
-    def masked(self, scores: str, mask: str) -> str:
-        """Scores and mask added; the mask hides with a number that fp16 has."""
-        return self._graph.add("Add", scores, mask)
+    def gated(self, silu: str, up: str, matrix: str, result: str) -> str:
+        """The product of `silu * up` with one matrix; the second is divided by its row's largest number on the way."""
+        graph = self._graph
+        largest = graph.add("ReduceMax", graph.add("Abs", up), axes=[-1], keepdims=1)
+        divisor = graph.add("Max", largest, graph.number(1))
+        small = graph.add("Mul", silu, graph.add("Div", up, divisor))
+        return graph.add("Mul", self.product(small, matrix), divisor, result=result)
 
     def _shrunk(self, integers: str) -> str:
         """Signed bytes divided by `SHRINK`.

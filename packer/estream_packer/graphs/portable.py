@@ -54,9 +54,9 @@ class PortableArithmetic:
         graph = self._graph
         return graph.add("Mul", graph.add("MatMul", queries, keys), graph.number(width**-0.5))
 
-    def masked(self, scores: str, mask: str) -> str:
-        """Scores and mask added."""
-        return self._graph.add("Add", scores, mask)
+    def gated(self, silu: str, up: str, matrix: str, result: str) -> str:
+        """The product of `silu * up` with one matrix."""
+        return self.product(self._graph.add("Mul", silu, up), matrix, result)
 
     def _float(self, rows: str, matrix: str, result: str | None = None) -> str:
         graph = self._graph

@@ -33,8 +33,8 @@ class Arithmetic(Protocol):
         """`queries keys / sqrt(width)`, of queries `[j, Q, D]` and keys `[j, D, S]`."""
         ...
 
-    def masked(self, scores: str, mask: str) -> str:
-        """Scores `[h, T, S]` with those far below all others that the mask `[T, S]` hides."""
+    def gated(self, silu: str, up: str, matrix: str, result: str) -> str:
+        """The product of `silu * up`, element by element, with one matrix, called `result`."""
         ...
 
 
@@ -79,7 +79,7 @@ def _attend(graph: Builder, arithmetic: Arithmetic, attention: Attention) -> Non
     # Query heads that share a key head become rows of one product, so that keys are never copied per query head.
     rows = graph.reshape("queries", shared, -1, width)
     scores = arithmetic.scores(rows, graph.add("Transpose", "keys", perm=[0, 2, 1]), width)
-    shares = graph.add("Softmax", arithmetic.masked(graph.reshape(scores, heads, -1, 0), "mask"), axis=-1)
+    shares = graph.add("Softmax", graph.add("Add", graph.reshape(scores, heads, -1, 0), "mask"), axis=-1)
     mixed = graph.add("MatMul", graph.reshape(shares, shared, -1, 0), "values")
     tokens_first = graph.add("Transpose", graph.reshape(mixed, heads, -1, width), perm=[1, 0, 2])
     graph.reshape(tokens_first, -1, heads * width, result="attended")
@@ -93,7 +93,7 @@ def _out(graph: Builder, arithmetic: Arithmetic) -> None:
 def _expert(graph: Builder, arithmetic: Arithmetic) -> None:
     gate, up = arithmetic.products("normed", "gate", "up")
     silu = graph.add("Mul", gate, graph.add("Sigmoid", gate))
-    arithmetic.product(graph.add("Mul", silu, up), "down", "y")
+    arithmetic.gated(silu, up, "down", "y")
 
 
 def _heads_first(graph: Builder, rows: str, heads: int, attention: Attention, result: str | None = None) -> str:

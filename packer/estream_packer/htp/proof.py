@@ -2,12 +2,11 @@
 
 A compiler may accept an operator and compute something else with it, so nothing is taken for granted. A graph runs once
 on all its rows, which are of four kinds in turn: random, zero, large, and one large number among zeros. Its weights
-use all the range that their encoding has.
+use all integers that their encoding has, and scales that fp16 has, zero among them.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -24,6 +23,7 @@ from estream_packer.htp.children import begin, child_processes, result_of
 from estream_runtime.backends.htp import HtpBackend
 from estream_runtime.backends.protocol import GraphKey
 from estream_runtime.backends.reference import ReferenceBackend
+from estream_runtime.host_processors import usable_processors
 from estream_runtime.npu.qnn import HINT, simulated
 from estream_runtime.vendor_sdk import installed_sdk
 from estream_spec.binary_interface import HIDDEN, label_of
@@ -104,7 +104,7 @@ def _proofs(
     that ends it again is named, and where it was memory there may be enough for one.
     """
     done = 0
-    with child_processes(len(os.sched_getaffinity(0))) as children:
+    with child_processes(usable_processors()) as children:
         try:
             for begun in [begin(children, prove_here, data, graph, model, chip) for graph in graphs]:
                 yield begun.result()

@@ -58,8 +58,6 @@ def open_backend(name: str, package: Package, threads: int) -> Backend:
         from estream_runtime.backends.htp_choice import open_htp
 
         return open_htp(package, chip if colon else None)
-    if name not in GRAPH_BACKENDS:
-        raise LinkError(f"unknown backend {name!r}, expected one of: {', '.join(BACKENDS)}")
     manifest = package.manifest
     graphs = {GraphKey(each.role, each.shape_class, each.weights): package.graph(each) for each in manifest.graphs}
     return open_graph_backend(name, manifest.model, graphs, threads)
@@ -75,7 +73,7 @@ def open_graph_backend(name: str, model: ModelDescription, graphs: Mapping[Graph
         threads: threads a graph may use, at least 1.
 
     Raises:
-        LinkError: it does not run here.
+        LinkError: there is no such backend, or it does not run here.
     """
     # Imported when asked for: no backend needs the library of another.
     match name:
@@ -87,7 +85,9 @@ def open_graph_backend(name: str, model: ModelDescription, graphs: Mapping[Graph
             from estream_runtime.backends.portable import PortableBackend
 
             return PortableBackend(model, graphs, threads)
-        case _:
+        case "reference":
             from estream_runtime.backends.reference import ReferenceBackend
 
             return ReferenceBackend(model, graphs, threads)
+        case _:
+            raise LinkError(f"unknown backend {name!r}, expected one of: {', '.join(BACKENDS)}")

@@ -17,10 +17,11 @@ class GraphBackend(ABC):
 
     tile_rows = 0
     padded_rows = 0
+    most_tokens: int | None = None
 
     @property
     def detail(self) -> str:
-        """The same library everywhere."""
+        """Nothing: the same library computes everywhere."""
         return ""
 
     @abstractmethod

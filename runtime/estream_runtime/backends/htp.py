@@ -9,28 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from estream_runtime.backends.graphs import GraphBackend
 from estream_runtime.backends.protocol import Array, MatrixForm
+from estream_runtime.device import profile_of
 from estream_runtime.npu.context import interface_of, open_context
 from estream_runtime.npu.qnn import simulated
 from estream_runtime.npu.tiling import cover
 from estream_spec.binary_interface import HIDDEN, LARGEST, label_of, tensor_name
-from estream_spec.chips import Chip
+from estream_spec.chips import Chip, chip_named
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.graph_interface import MATRICES, DType, Interface, Value, interface
 from estream_spec.manifest import BinaryGraph, GraphRole
 from estream_spec.model import ModelDescription
 from estream_spec.weights import GROUP_SIZES, Encoding
 
-CALL_S: Final = 2.3e-3
-"""Seconds that a call takes besides computing: FastRPC as measured in an LFM2 layer on a phone, 32 experts a call."""
-FLOPS: Final = 5e12
-"""Operations a second in fp16 that whole models reach on a Snapdragon 8 Elite Gen 5, from EStream's 4096 tokens."""
+KNOWN_CHIP: Final = "sm8850"
+"""The chip whose profile counts for chips that have none: its figures were fitted to published ones."""
 
 _DTYPES: Final[dict[DType, type]] = {"f32": np.float32, "i8": np.int8, "u8": np.uint8}
 
@@ -76,12 +74,10 @@ class _Served:
     Attributes:
         tiles: by keys, then by rows, each rising; keys are 0 for every role but `attend`.
         symbolic: inputs and outputs with `T` and `S` where the graphs have their numbers.
-        row_weights: weights that each row meets.
     """
 
     tiles: dict[int, dict[int, _Tile]]
     symbolic: Interface
-    row_weights: int
 
     def for_keys(self, keys: int) -> tuple[int, dict[int, _Tile]]:
         """The least capacity that holds so many keys, and the tiles of it.
@@ -92,7 +88,7 @@ class _Served:
         for capacity, tiles in self.tiles.items():
             if capacity >= keys:
                 return capacity, tiles
-        message = f"{keys} tokens are more than the binary's graphs take, which is {max(self.tiles)}"
+        message = f"{keys} keys are more than the binary's graphs take, which is {max(self.tiles)}"
         raise TrapError(message, path="graph attend", hint="give fewer tokens, or use another backend")
 
 
@@ -108,6 +104,7 @@ class HtpBackend(GraphBackend):
     Attributes:
         tile_rows: rows computed so far.
         padded_rows: how many of them stood for none.
+        most_tokens: tokens that prompt and output may have together.
 
     Raises:
         LinkError: the vendor's library is not installed, or refuses the binary.
@@ -116,14 +113,15 @@ class HtpBackend(GraphBackend):
     name: ClassVar[str] = "htp"
 
     def __init__(self, model: ModelDescription, data: bytes, graphs: Sequence[BinaryGraph], chip: Chip):
-        self._chip = chip
+        self._chip, self._call_rows = chip, _call_rows(chip, model)
+        self.most_tokens = max((graph.keys for graph in graphs if graph.role == "attend"), default=None)
         self._served: dict[tuple[GraphRole, int, tuple[Encoding, ...]], _Served] = {}
         ordered = sorted(graphs, key=lambda graph: (graph.keys, graph.tokens))
         for graph, session in zip(ordered, open_context(data, ordered, model, chip), strict=True):
             key = graph.role, graph.shape_class, graph.encodings
             if key not in self._served:
                 symbolic = interface(graph.role, model, graph.shape_class, "f32")
-                self._served[key] = _Served({}, symbolic, _row_weights(symbolic, graph.role))
+                self._served[key] = _Served({}, symbolic)
             tile = _Tile(graph, interface_of(graph, model), session)
             self._served[key].tiles.setdefault(graph.keys, {})[graph.tokens] = tile
 
@@ -143,14 +141,16 @@ class HtpBackend(GraphBackend):
         served = self._graphs_for(role, shape_class, feeds)
         axes = {value.name: value.shape.index("T") for value in _with_rows(served.symbolic)}
         count = _count(feeds, axes, role)
-        capacity, tiles = served.for_keys(feeds["keys"].shape[1] if role == "attend" else 0)
         if role == "attend":
+            feeds = _with_seen_keys(feeds)
+            capacity, tiles = served.for_keys(feeds["keys"].shape[1])
             feeds = _with_capacity(feeds, capacity)
+        else:
+            _, tiles = served.for_keys(0)
         for name, array in feeds.items():
             if name in axes:
                 _check_range(array, f"graph {role}.{shape_class}", name)
-        call_rows = CALL_S * FLOPS / (2 * (served.row_weights or capacity * _width(feeds)))
-        taken = cover(count, list(tiles), call_rows)
+        taken = cover(count, list(tiles), self._call_rows)
         self.tile_rows += sum(taken)
         self.padded_rows += sum(taken) - count
         outputs = {
@@ -166,9 +166,8 @@ class HtpBackend(GraphBackend):
                 if not np.may_share_memory(array, outputs[name]):
                     outputs[name][:, block] = array
         results = {name: np.ascontiguousarray(_cut(array, axes[name], count)) for name, array in outputs.items()}
-        if role == "qkv":  # here and not in `attend`, which is given those of all tokens again and again
-            for name in ("keys", "values"):
-                _check_range(results[name], f"graph {role}.{shape_class}", name)
+        for name, array in results.items():
+            _check_range(array, f"graph {role}.{shape_class}", name, made=True)
         return results
 
     def close(self) -> None:
@@ -192,15 +191,12 @@ def _encoding(name: str, feeds: Mapping[str, Array]) -> Encoding:
     return "w8" if f"{name}.scale" in feeds else "f32"
 
 
-def _row_weights(symbolic: Interface, role: GraphRole) -> int:
-    """Weights of the role's matrices, 0 where it has none."""
-    return sum(prod(map(int, value.shape)) for value in symbolic.inputs if value.name in MATRICES[role])
-
-
-def _width(feeds: Mapping[str, Array]) -> int:
-    """What each key costs a row that attends, counted in weights: its product with queries and that of its value."""
-    heads, _, width = map(int, feeds["queries"].shape)
-    return 2 * heads * width
+def _call_rows(chip: Chip, model: ModelDescription) -> float:
+    """Rows that are computed in the time that a call takes to move and unpack its weights, by the chip's profile."""
+    profile = profile_of(chip) or profile_of(chip_named(KNOWN_CHIP))
+    assert profile is not None
+    flops = profile.experts.flops(max(block.intermediate for block in model.expert_blocks))
+    return profile.experts.weight_s.value * flops / 2
 
 
 def _with_rows(symbolic: Interface) -> Iterator[Value]:
@@ -218,6 +214,14 @@ def _count(feeds: Mapping[str, Array], axes: Mapping[str, int], role: GraphRole)
     return found.pop()
 
 
+def _with_seen_keys(feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Inputs of `attend` without the keys at the end that no row sees: caches have room for later ones."""
+    seen = np.flatnonzero((feeds["mask"] == 0).any(axis=0))
+    count = int(seen[-1]) + 1 if len(seen) else 1
+    shorter = {name: feeds[name][:, :count] for name in ("keys", "values", "mask")}
+    return {**feeds, **shorter}
+
+
 def _with_capacity(feeds: Mapping[str, Array], capacity: int) -> dict[str, Array]:
     """Inputs of `attend` for as many keys as a graph takes: those that are not there are hidden."""
     mask = np.maximum(feeds["mask"], np.float32(HIDDEN))
@@ -228,10 +232,13 @@ def _with_capacity(feeds: Mapping[str, Array], capacity: int) -> dict[str, Array
     return {**feeds, **longer, "mask": np.pad(mask, ((0, 0), (0, missing)), constant_values=HIDDEN)}
 
 
-def _check_range(rows: Array, graph: str, name: str) -> None:
-    """Refuse numbers that fp16 does not have: what an accelerator would make of them need not show in its results."""
+def _check_range(rows: Array, graph: str, name: str, *, made: bool = False) -> None:
+    """Refuse numbers that fp16 does not have, given or made: what else they spoil need not show in results.
+
+    Where they were made, the largest of all is refused as well: it stands for any beyond it on chips that saturate.
+    """
     largest = float(np.abs(rows).max(initial=0))
-    if not largest <= LARGEST:
+    if not largest <= LARGEST or (made and largest == LARGEST):
         hint = "another backend computes in f32"
         raise TrapError(f"{name!r} has {largest:g}, the largest number of fp16 is {LARGEST:g}", path=graph, hint=hint)
 

@@ -53,6 +53,7 @@ class NativeBackend:
     name: ClassVar[str] = "native"
     tile_rows = 0
     padded_rows = 0
+    most_tokens: int | None = None
 
     def __init__(self, model: ModelDescription, graphs: Mapping[GraphKey, bytes], threads: int):
         self._model, self._graphs, self._threads = model, graphs, threads

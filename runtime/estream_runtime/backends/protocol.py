@@ -48,11 +48,13 @@ class Backend(Protocol):
         detail: what computes in it, where that depends on the processor; empty where it does not.
         tile_rows: rows computed so far by graphs that take fixed numbers of rows; 0 where none do.
         padded_rows: how many of those stood for none.
+        most_tokens: tokens that prompt and output may have together; None where the model alone bounds them.
     """
 
     name: ClassVar[str]
     tile_rows: int
     padded_rows: int
+    most_tokens: int | None
 
     @property
     def detail(self) -> str:

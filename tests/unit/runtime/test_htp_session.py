@@ -18,7 +18,7 @@ from estream_runtime import Session
 from estream_spec.errors import LinkError, TrapError
 from fixtures.cdsprpc import StandIn
 from fixtures.compiled import compile_package
-from fixtures.olmoe import CONTEXT_LENGTH, EXPERTS, LAYERS, VariantName, token_ids
+from fixtures.olmoe import EXPERTS, LAYERS, VariantName, token_ids
 from fixtures.packed import PackageFactory
 
 Floats = npt.NDArray[np.float32]
@@ -121,21 +121,6 @@ def test_what_it_cost(compiled_package: Path) -> None:
         assert (stats.tile_rows, stats.padded_rows) == (0, 0)
 
 
-def test_a_prompt_longer_than_the_graphs_take_is_refused_and_the_session_goes_on(
-    compiled_package: Path, expected: Floats, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The context has more room than the binary: a session of a package for long prompts, compiled for short ones."""
-    from estream_runtime.backends.htp import HtpBackend
-
-    with open_package(compiled_package) as package, Session(package, "htp") as session:
-        assert isinstance(session.backend, HtpBackend)
-        [served] = [each for key, each in session.backend._served.items() if key[0] == "attend"]
-        monkeypatch.delitem(served.tiles, CONTEXT_LENGTH)
-        with pytest.raises(TrapError, match="65 tokens are more than the binary's graphs take, which is 64"):
-            session.prefill(token_ids("too long", 65))
-        assert np.array_equal(session.forward(PROMPT), expected)
-
-
 def test_the_default_is_never_the_accelerator(compiled_package: Path) -> None:
     with open_package(compiled_package) as package, Session(package) as session:
         assert session.backend.name != "htp"
@@ -144,3 +129,13 @@ def test_the_default_is_never_the_accelerator(compiled_package: Path) -> None:
 def test_a_package_without_binaries_does_not_open(packed: PackageFactory) -> None:
     with open_package(packed()) as package, pytest.raises(LinkError, match="has no binary for any NPU"):
         Session(package, "htp")
+
+
+def test_a_prompt_is_held_to_what_the_binary_takes(compiled_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once and not in the middle of a layer; what is generated ends there as it ends with the context."""
+    with open_package(compiled_package) as package, Session(package, "htp", threads=1) as session:
+        assert session.backend.most_tokens == 512
+        monkeypatch.setattr(session.backend, "most_tokens", 4)
+        with pytest.raises(TrapError, match=r"prompt has 33 tokens, the context holds 4"):
+            session.prefill(LONG)
+        assert len(list(session.generate(PROMPT, max_new_tokens=9))) == 1

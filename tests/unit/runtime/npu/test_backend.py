@@ -98,9 +98,42 @@ def test_heads_of_keys_and_values_may_lie_apart(backend: HtpBackend) -> None:
 
 def test_more_keys_than_any_graph_takes_are_refused(backend: HtpBackend) -> None:
     given = case("attend", 0, (), 2, 321)
-    with pytest.raises(TrapError, match=r"321 tokens are more than the binary's graphs take, which is 320") as refusal:
+    with pytest.raises(TrapError, match=r"321 keys are more than the binary's graphs take, which is 320") as refusal:
         backend.run("attend", 0, given.stored)
     assert refusal.value.hint == "give fewer tokens, or use another backend"
+
+
+def test_room_that_no_row_sees_takes_no_capacity(backend: HtpBackend) -> None:
+    """A cache grows ahead of what it holds; what is not seen may even be no number."""
+    given = case("attend", 0, (), 2, 320)
+    expected = backend.run("attend", 0, given.stored)
+    for name in ("keys", "values"):
+        given.stored[name] = np.pad(given.stored[name], ((0, 0), (0, 80), (0, 0)), constant_values=np.nan)
+    given.stored["mask"] = np.pad(given.stored["mask"], ((0, 0), (0, 80)), constant_values=np.finfo(np.float32).min)
+    assert np.array_equal(backend.run("attend", 0, given.stored)["attended"], expected["attended"])
+
+
+def test_gate_times_up_may_leave_fp16(backend: HtpBackend) -> None:
+    """Inside the graph it does not: what is multiplied with the last matrix is divided first."""
+    given = case("expert", 0, encoded("expert", "f32"), 4)
+    for name, factor in (("gate", 3000), ("up", 3000), ("down", 1e-3)):
+        given.stored[name] = given.plain[name] = given.plain[name] * np.float32(factor)
+    expected = expected_of("expert", 0, given.plain)
+    assert np.abs(given.plain["normed"] @ given.plain["gate"]).max() ** 2 > 65504
+    assert_close(backend.run("expert", 0, given.stored), expected)
+
+
+@pytest.mark.parametrize("role", ["out", "expert", "head"])
+def test_results_that_fp16_does_not_have_are_refused(role: GraphRole, backend: HtpBackend) -> None:
+    """Whatever the processor makes of them looks like a number."""
+    given = case(role, 0, encoded(role, "f32"), 4)
+    for name in {"out": ["attended", "o"], "expert": ["normed", "gate", "up", "down"], "head": ["head"]}[role]:
+        given.stored[name] = np.full_like(given.plain[name], 50)
+    if role == "head":  # rows come normed to it
+        given.stored["final_norm"] = np.full_like(given.plain["final_norm"], 30000)
+        given.stored["x"] = np.ones_like(given.plain["x"])
+    with pytest.raises(TrapError, match=r"the largest number of fp16 is 65504"):
+        backend.run(role, 0, given.stored)
 
 
 @pytest.mark.parametrize("role", ROLES)
