@@ -14,6 +14,8 @@ from estream_spec.weights import GROUP_SIZES, NIBBLE_ZERO, Encoding
 
 SHRINK: Final = 128.0
 """Integers enter products divided by this, exactly, and scales make up for it: sums stay in the range of fp16."""
+FAR: Final = 32.0
+"""Beyond this a sigmoid is 0 or 1 in fp16; of numbers beyond 20,000 some processors make 0 on either side."""
 SMALLEST: Final = 2.0**-13
 """A row is divided by its largest number, or by this if that is smaller: twice the least number with all digits."""
 
@@ -66,9 +68,11 @@ class HalfArithmetic:
         graph = self._graph
         return graph.add("MatMul", graph.add("Mul", queries, graph.number(width**-0.5)), keys)
 
-    def gated(self, silu: str, up: str, matrix: str, result: str) -> str:
-        """The product of `silu * up` with one matrix; the second is divided by its row's largest number on the way."""
+    def gated(self, gate: str, up: str, matrix: str, result: str) -> str:
+        """The product of `silu(gate) * up` with one matrix; `up` is divided by its row's largest number on the way."""
         graph = self._graph
+        bounds = graph.number(-FAR), graph.number(FAR)
+        silu = graph.add("Mul", gate, graph.add("Sigmoid", graph.add("Clip", gate, *bounds)))
         largest = graph.add("ReduceMax", graph.add("Abs", up), axes=[-1], keepdims=1)
         divisor = graph.add("Max", largest, graph.number(1))
         small = graph.add("Mul", silu, graph.add("Div", up, divisor))

@@ -54,9 +54,11 @@ class PortableArithmetic:
         graph = self._graph
         return graph.add("Mul", graph.add("MatMul", queries, keys), graph.number(width**-0.5))
 
-    def gated(self, silu: str, up: str, matrix: str, result: str) -> str:
-        """The product of `silu * up` with one matrix."""
-        return self.product(self._graph.add("Mul", silu, up), matrix, result)
+    def gated(self, gate: str, up: str, matrix: str, result: str) -> str:
+        """The product of `silu(gate) * up` with one matrix."""
+        graph = self._graph
+        silu = graph.add("Mul", gate, graph.add("Sigmoid", gate))
+        return self.product(graph.add("Mul", silu, up), matrix, result)
 
     def _float(self, rows: str, matrix: str, result: str | None = None) -> str:
         graph = self._graph

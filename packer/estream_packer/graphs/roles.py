@@ -33,8 +33,8 @@ class Arithmetic(Protocol):
         """`queries keys / sqrt(width)`, of queries `[j, Q, D]` and keys `[j, D, S]`."""
         ...
 
-    def gated(self, silu: str, up: str, matrix: str, result: str) -> str:
-        """The product of `silu * up`, element by element, with one matrix, called `result`."""
+    def gated(self, gate: str, up: str, matrix: str, result: str) -> str:
+        """The product of `silu(gate) * up`, element by element, with one matrix, called `result`."""
         ...
 
 
@@ -56,7 +56,7 @@ def compute(graph: Builder, arithmetic: Arithmetic, role: GraphRole, model: Mode
         case "out":
             _out(graph, arithmetic)
         case "expert":
-            _expert(graph, arithmetic)
+            _expert(arithmetic)
         case "head":
             arithmetic.product(arithmetic.norm("x", "final_norm"), "head", "logits")
 
@@ -90,10 +90,9 @@ def _out(graph: Builder, arithmetic: Arithmetic) -> None:
     graph.add("MatMul", arithmetic.norm(x, "expert_norm", "normed"), "router", result="scores")
 
 
-def _expert(graph: Builder, arithmetic: Arithmetic) -> None:
+def _expert(arithmetic: Arithmetic) -> None:
     gate, up = arithmetic.products("normed", "gate", "up")
-    silu = graph.add("Mul", gate, graph.add("Sigmoid", gate))
-    arithmetic.gated(silu, up, "down", "y")
+    arithmetic.gated(gate, up, "down", "y")
 
 
 def _heads_first(graph: Builder, rows: str, heads: int, attention: Attention, result: str | None = None) -> str:

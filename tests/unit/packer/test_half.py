@@ -188,11 +188,11 @@ def test_scores_and_masks() -> None:
 
 def test_a_gated_product_is_divided_and_multiplied_again() -> None:
     """Gate and up of 600 make 360,000, which fp16 has not. That it need not, the tests of the backend show."""
-    silu, up = np.full((2, 16), 600, np.float32), np.full((2, 16), 600, np.float32)
+    gate, up = np.full((2, 16), 600, np.float32), np.full((2, 16), 600, np.float32)
     matrix = (random().standard_normal((16, 7)) / 1e4).astype(np.float32)
-    graph_inputs = {"x": silu, "u": up, "w": matrix}
+    graph_inputs = {"x": gate, "u": up, "w": matrix}
     found = evaluated(lambda half: half.gated("x", "u", "w", "y"), {"w": ("f32", 16)}, **graph_inputs)
-    np.testing.assert_allclose(found, (silu * up) @ matrix, rtol=1e-4)
+    np.testing.assert_allclose(found, (gate * up) @ matrix, rtol=1e-4)
 
 
 # Whole graphs

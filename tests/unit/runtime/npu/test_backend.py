@@ -123,14 +123,28 @@ def test_gate_times_up_may_leave_fp16(backend: HtpBackend) -> None:
     assert_close(backend.run("expert", 0, given.stored), expected)
 
 
+@pytest.mark.parametrize("size", [-6e4, -100, 100, 6e4])
+def test_a_gate_may_be_as_large_as_fp16_lets_it(size: float, backend: HtpBackend) -> None:
+    given = case("expert", 0, encoded("expert", "f32"), 4)
+    normed = given.stored["normed"] = given.plain["normed"] = np.ones_like(given.plain["normed"])
+    for name, value in (("gate", size), ("up", 1.0)):
+        given.stored[name] = given.plain[name] = np.full_like(given.plain[name], value / normed.shape[1])
+    given.stored["down"] = given.plain["down"] = given.plain["down"] / np.float32(8)
+    found = backend.run("expert", 0, given.stored)
+    if size < 0:  # the gate is shut
+        assert np.abs(found["y"]).max() < 1e-6
+    else:
+        assert_close(found, expected_of("expert", 0, given.plain))
+
+
 @pytest.mark.parametrize("role", ["out", "expert", "head"])
 def test_results_that_fp16_does_not_have_are_refused(role: GraphRole, backend: HtpBackend) -> None:
     """Whatever the processor makes of them looks like a number."""
     given = case(role, 0, encoded(role, "f32"), 4)
     for name in {"out": ["attended", "o"], "expert": ["normed", "gate", "up", "down"], "head": ["head"]}[role]:
-        given.stored[name] = np.full_like(given.plain[name], 50)
+        given.stored[name] = np.full_like(given.plain[name], 10)
     if role == "head":  # rows come normed to it
-        given.stored["final_norm"] = np.full_like(given.plain["final_norm"], 30000)
+        given.stored["final_norm"] = np.full_like(given.plain["final_norm"], 60000)
         given.stored["x"] = np.ones_like(given.plain["x"])
     with pytest.raises(TrapError, match=r"the largest number of fp16 is 65504"):
         backend.run(role, 0, given.stored)
