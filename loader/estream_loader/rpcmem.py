@@ -27,15 +27,6 @@ _NEEDED: Final = ("rpcmem_alloc", "rpcmem_free", "rpcmem_to_fd")
 _INSTEAD: Final = "only Snapdragon devices have this kind of memory; elsewhere ask for the arena kind 'ordinary'"
 
 
-def rpcmem_available() -> bool:
-    """Whether the library is here with all it needs; whether it gives memory is known when it is asked for some."""
-    try:
-        _load(LIBRARY)
-    except LinkError:
-        return False
-    return True
-
-
 def allocate(length: int) -> memoryview:
     """Memory that processor and NPU share, an `estream_loader.memory.Allocator`.
 

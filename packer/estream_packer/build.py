@@ -45,9 +45,11 @@ class BuildResult(PackResult, frozen=True, kw_only=True):
 
     Attributes:
         source_bytes: bytes of weights read.
+        compiled: what was compiled for accelerators, in words.
     """
 
     source_bytes: int
+    compiled: tuple[str, ...] = ()
 
 
 def build(
@@ -67,7 +69,8 @@ def build(
         progress: told how far the build is.
 
     Raises:
-        PackError: the checkpoint, the options or the output is refused.
+        PackError: the checkpoint, the options or the output is refused, or a graph that was compiled.
+        LinkError: there are targets, and their compiler or simulator does not run here.
     """
     begun = time.perf_counter()
     options, progress = options or BuildOptions(), progress or Quiet()
@@ -110,6 +113,7 @@ def build(
         source_bytes=source_bytes,
         seconds=time.perf_counter() - begun,
         summary=packed.summary(),
+        compiled=tuple(target.described() for target in targets),
         notices=() if checkpoint.tokenizer else (NO_TOKENIZER,),
     )
 

@@ -6,18 +6,17 @@ A library of the vendor that is asked might end the process, where a file that i
 from __future__ import annotations
 
 import mmap
-import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from estream_runtime.npu.contents import builds_in
+
 PACKAGE: Final = "onnxruntime_qnn"
 LIBRARIES: Final = ("libQnnHtp.so", "QnnHtp.dll")
 """The library that runs binaries, on Linux and on Windows."""
-_BUILD: Final = re.compile(rb"v([0-9]{1,4}(?:\.[0-9]{1,4}){2}\.[0-9]{6,18})")
-"""How the library has it among its texts, such as `v2.51.0.260929181845`."""
 
 
 @cache
@@ -35,13 +34,13 @@ def sdk_build(folders: Iterable[Path]) -> str:
     found = {
         build for folder in folders for name in LIBRARIES for path in folder.rglob(name) for build in _builds(path)
     }
-    return found.pop().decode() if len(found) == 1 else ""
+    return found.pop() if len(found) == 1 else ""
 
 
-def _builds(path: Path) -> set[bytes]:
+def _builds(path: Path) -> list[str]:
     """The builds that a file names."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return set(_BUILD.findall(data))
+            return builds_in(data)
     except (OSError, ValueError):  # it cannot be read, or is empty
-        return set()
+        return []

@@ -50,6 +50,8 @@ def command(
         print_json(result)
     else:
         show_package(result, result.source_bytes, "read")
+        for lines in result.compiled:
+            click.echo(lines)
 
 
 def _from_recipe(recipe: Path, output: Path, given: Mapping[str, object]) -> tuple[Path, BuildOptions]:

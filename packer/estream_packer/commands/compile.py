@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from estream_loader import Package
     from estream_packer.editing import Changes
     from estream_packer.htp.compiler import Compiler
-    from estream_packer.htp.targets import Target
     from estream_spec.chips import Chip
-
-TARGET_HELP = "htp: and a chip: its part number (htp:sm8650), what it is sold as (htp:8-gen-3), its Hexagon version"
 
 
 @click.command(short_help="Compile a package's graphs for a phone's NPU.")
@@ -27,8 +24,9 @@ TARGET_HELP = "htp: and a chip: its part number (htp:sm8650), what it is sold as
     "targets",
     required=True,
     multiple=True,
-    help=f"{TARGET_HELP} (htp:v75), its number in Qualcomm's SDK (htp:soc57), or number and version of any other one"
-    " (htp:soc60-v73). May be given several times.",
+    help="htp: and a chip: its part number (htp:sm8650), what it is sold as (htp:8-gen-3), its Hexagon version"
+    " (htp:v75), its number in Qualcomm's SDK (htp:soc57), or number and version of any other one (htp:soc60-v73)."
+    " May be given several times.",
 )
 @click.option(
     "--compiler",
@@ -72,21 +70,27 @@ def _remove(package: Path, chips: Sequence[Chip]) -> None:
 
 
 def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
+    from estream_loader import open_package
     from estream_loader.progress import open_progress
     from estream_packer.compiling import compile_changes
-    from estream_packer.editing import edit_package
+    from estream_packer.editing import Changes, edit_package
     from estream_packer.htp.targets import compile_targets
     from estream_packer.htp.tiles import Weights
+    from estream_spec.errors import PackError
 
-    made: list[Target] = []
     compiles = _compiler(compiler, package)
+    edit_package(package, lambda _: Changes())  # whether it can be edited is known before anyone compiles for long
+    with open_package(package) as opened:
+        weights = Weights.of(opened)
+    with open_progress("graphs") as progress:
+        made = compile_targets(weights, chips, compiles, progress)
 
     def decide(opened: Package) -> Changes:
-        made.extend(compile_targets(Weights.of(opened), chips, compiles, progress))
+        if Weights.of(opened) != weights:
+            raise PackError("package was replaced by another while this compiled for it", path=str(package))
         return compile_changes(opened, made)
 
-    with open_progress("graphs") as progress:
-        _, changes = edit_package(package, decide)
+    _, changes = edit_package(package, decide)
     compiles.forget()
     for target in made:
         click.echo(target.described())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from mmap import mmap
 from typing import Final
 
 from estream_spec.chips import chip_numbered
@@ -14,7 +15,7 @@ _BUILD: Final = re.compile(rb"(?<![0-9A-Za-z_.])v([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{
 """How the SDK writes its build into each graph, such as `v2.51.0.260929181845`, to which some add `_99241`."""
 
 
-def builds_in(data: bytes) -> list[str]:
+def builds_in(data: bytes | mmap) -> list[str]:
     """The builds of the SDK that the bytes name, such as `2.51.0.260929181845`; one where they are a context binary."""
     return sorted({found.group(1).decode() for found in _BUILD.finditer(data)})
 

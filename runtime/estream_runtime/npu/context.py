@@ -104,7 +104,7 @@ def _session(model: bytes, options: Any, graph: BinaryGraph) -> Any:
 
 def _wrapper(graph: BinaryGraph, interface: Interface, data: bytes | None) -> bytes:
     """An ONNX model that has a binary's graph as its one node; the first of a context carries the binary."""
-    from onnx import TensorProto, helper
+    from onnx import AttributeProto, TensorProto, helper
 
     types = {"f32": TensorProto.FLOAT, "i8": TensorProto.INT8, "u8": TensorProto.UINT8}
     name = label_of(graph)
@@ -121,11 +121,12 @@ def _wrapper(graph: BinaryGraph, interface: Interface, data: bytes | None) -> by
         source=PROVIDER,
         embed_mode=1,
         main_context=int(data is not None),
-        **({} if data is None else {"ep_cache_context": data}),
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(
         helper.make_graph([node], name, inputs, outputs), ir_version=IR_VERSION, opset_imports=opsets
     )
+    if data is not None:  # only now: whatever is built around a node copies it
+        model.graph.node[0].attribute.add(name="ep_cache_context", type=AttributeProto.STRING, s=data)
     wrapped: bytes = model.SerializeToString()
     return wrapped
