@@ -14,7 +14,14 @@ from estream_spec.profile import DeviceProfile
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from estream_spec.workload import RUNTIME_BYTES
 
-KERNEL_NUMBERS: Final = {"457": "sm8450", "519": "sm8550", "557": "sm8650", "618": "sm8750", "660": "sm8850"}
+KERNEL_NUMBERS: Final = {
+    "457": "sm8450",
+    "519": "sm8550",
+    "557": "sm8650",
+    "618": "sm8750",
+    "660": "sm8850",
+    "555": "x1e80100",
+}
 """Linux numbers chips otherwise than the vendor's SDK: `include/dt-bindings/arm/qcom,ids.h` of its sources."""
 CHIP_MEMORY_BYTES: Final = 8 << 30
 """Memory of a device of which only the chip is known, if no profile of it comes with this project."""

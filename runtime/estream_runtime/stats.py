@@ -22,6 +22,7 @@ class Stats:
 
     Attributes:
         backend: what computed.
+        backend_detail: the kernel's instructions, or the chip and whether it was simulated; may be empty.
         notice: why that was not the fast one, where none was asked for; None where it was.
         prompt_tokens: tokens given.
         new_tokens: tokens made.
@@ -46,6 +47,7 @@ class Stats:
     """
 
     backend: str
+    backend_detail: str
     notice: str | None
     prompt_tokens: int
     new_tokens: int
@@ -140,6 +142,7 @@ class Meter:
         arena = self._interpreter.pager.arena
         return Stats(
             backend=self._backend.name,
+            backend_detail=self._backend.detail,
             notice=self._notice,
             prompt_tokens=self._prompt_tokens,
             new_tokens=self._new_tokens,

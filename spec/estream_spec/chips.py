@@ -21,7 +21,7 @@ class Chip:
     """One chip.
 
     Attributes:
-        name: its part number in lower case, such as `sm8650`, or `soc57` where it has none here.
+        name: its part number in lower case, such as `sm8650`, or `soc57-v75` where it has none here.
         title: what it is sold as.
         soc_model: its number in the QNN SDK.
         architecture: version of its Hexagon processor.
@@ -42,6 +42,7 @@ CHIPS: Final = (
     Chip("sm8650", "Snapdragon 8 Gen 3", 57, 75),
     Chip("sm8750", "Snapdragon 8 Elite", 69, 79),
     Chip("sm8850", "Snapdragon 8 Elite Gen 5", 87, 81),
+    Chip("x1e80100", "Snapdragon X Elite", 60, 73),
 )
 
 _NUMBERED: Final = re.compile(r"soc([0-9]{1,9})-v([0-9]{1,4})\Z")
@@ -60,8 +61,8 @@ def chip_named(text: str) -> Chip:
 
     Args:
         text: a part number (`sm8650`), what it is sold as without the brand (`8-gen-3`), the version of its Hexagon
-            processor (`v75`), its number in the QNN SDK (`soc57`), or number and version of one that does not stand
-            here (`soc60-v73`).
+            processor, which means the first of that version (`v75`), its number in the QNN SDK (`soc57`), or number and
+            version of one that does not stand here (`soc52-v73`).
 
     Raises:
         LinkError: there is no such chip, or its Hexagon version does not compute in fp16.
@@ -80,4 +81,4 @@ def chip_named(text: str) -> Chip:
         )
         raise LinkError(message)
     known = ", ".join(chip.name for chip in CHIPS)
-    raise LinkError(f"unknown chip {text!r}", hint=f"known are {known}; others by number and version: soc60-v73")
+    raise LinkError(f"unknown chip {text!r}", hint=f"known are {known}; others by number and version: soc52-v73")

@@ -25,7 +25,7 @@ from fixtures.made import made_for
 from fixtures.packages import Draft, Section
 from fixtures.readers import loader_answer, second_answer
 
-CHIPS = ("sm8650", "sm8750", "soc60-v73")
+CHIPS = ("sm8650", "sm8750", "soc52-v73")
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)]
 LOCAL = (SectionType.SIGNATURE, SectionType.DEVICE_CONFIGURATION, SectionType.SCHEDULE)
 

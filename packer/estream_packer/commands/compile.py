@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     required=True,
     multiple=True,
     help="htp: and a chip: its part number (htp:sm8650), what it is sold as (htp:8-gen-3), its Hexagon version"
-    " (htp:v75), its number in Qualcomm's SDK (htp:soc57), or number and version of any other one (htp:soc60-v73)."
+    " (htp:v75), its number in Qualcomm's SDK (htp:soc57), or number and version of any other one (htp:soc52-v73)."
     " May be given several times.",
 )
 @click.option(

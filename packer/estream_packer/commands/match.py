@@ -31,7 +31,7 @@ def sdk_build(text: str) -> str:
 @click.option(
     "--device",
     required=True,
-    help="A chip (sm8650, 8-gen-3, v75, soc60-v73), a JSON file of facts (spec/MATCHING.md), or here: this machine.",
+    help="A chip (sm8650, 8-gen-3, v75, soc52-v73), a JSON file of facts (spec/MATCHING.md), or here: this machine.",
 )
 @click.option(
     "--sdk",

@@ -30,6 +30,10 @@ from estream_spec.weights import GROUP_SIZES, Encoding
 KNOWN_CHIP: Final = "sm8850"
 """The chip whose profile counts for chips that have none: its figures were fitted to published ones."""
 
+MOST_ROWS: Final = 4096
+MOST_KEYS: Final = 1 << 17
+"""Tiles and capacities of any use; a run makes room for their rows."""
+
 _DTYPES: Final[dict[DType, type]] = {"f32": np.float32, "i8": np.int8, "u8": np.uint8}
 
 
@@ -107,12 +111,17 @@ class HtpBackend(GraphBackend):
         most_tokens: tokens that prompt and output may have together.
 
     Raises:
-        LinkError: the vendor's library is not installed, or refuses the binary.
+        LinkError: the vendor's library is not installed, or refuses the binary, or a graph takes too many rows.
     """
 
     name: ClassVar[str] = "htp"
 
     def __init__(self, model: ModelDescription, data: bytes, graphs: Sequence[BinaryGraph], chip: Chip):
+        for graph in graphs:
+            if graph.tokens > MOST_ROWS or graph.keys > MOST_KEYS:
+                found = f"{graph.tokens} rows and {graph.keys} keys"
+                message = f"{found} are more than a run has memory for, expected at most {MOST_ROWS} and {MOST_KEYS}"
+                raise LinkError(message, path=f"graph {label_of(graph)}")
         self._chip, self._call_rows = chip, _call_rows(chip, model)
         self.most_tokens = max((graph.keys for graph in graphs if graph.role == "attend"), default=None)
         self._served: dict[tuple[GraphRole, int, tuple[Encoding, ...]], _Served] = {}

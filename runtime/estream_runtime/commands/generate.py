@@ -82,10 +82,11 @@ def _summary(stats: Stats, package_bytes: int) -> str:
     rate = stats.decode_tokens_per_s
     speed = "" if rate is None else f", then {rate:.1f} tokens/s"
     share = stats.peak_arena_bytes / package_bytes
+    backend = f"{stats.backend} ({stats.backend_detail})" if stats.backend_detail else stats.backend
     kind = "" if stats.arena_kind == "ordinary" else f" of {stats.arena_kind}"
     arena = f"arena {stats.peak_arena_bytes:,} bytes{kind}, {share:.1%} of the package's {package_bytes:,}"
     padded = f"; {stats.padded_rows / stats.tile_rows:.0%} of rows computed for none" if stats.tile_rows else ""
     return (
         f"{stats.prompt_tokens} tokens in, {stats.new_tokens} out; first token after {stats.ttft_s:.2f} s{speed}\n"
-        f"{stats.backend}, {arena}; {stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads{padded}"
+        f"{backend}, {arena}; {stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads{padded}"
     )

@@ -120,9 +120,9 @@ def test_a_binary_that_is_stored_compressed_is_put_in_as_it_is() -> None:
 
 
 def test_chips_of_one_number_and_different_versions_are_different() -> None:
-    found = edited(OLD, adding(made_for("soc60-v73"), made_for("soc60-v75")))
-    assert len(binaries(edited(found, removing("soc60-v73")))) == 1
-    assert len(binaries(edited(found, adding(made_for("soc60-v73", 2))))) == 2
+    found = edited(OLD, adding(made_for("soc52-v73"), made_for("soc60-v75")))
+    assert len(binaries(edited(found, removing("soc52-v73")))) == 1
+    assert len(binaries(edited(found, adding(made_for("soc52-v73", 2))))) == 2
 
 
 def test_what_is_taken_out_is_gone_and_its_number_is_used_again() -> None:

@@ -124,7 +124,7 @@ def test_the_program_takes_memory_too() -> None:
 
 def library(path: Path, *texts: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"\x7fELF".join([bytes(5000), *texts, bytes(70_000)]))
+    path.write_bytes(b"\x7fELF\0".join([bytes(5000), *texts, bytes(70_000)]))
     return path
 
 

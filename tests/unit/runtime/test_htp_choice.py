@@ -112,7 +112,10 @@ def test_a_phone_that_does_not_know_its_chip_is_told_it(calls: Calls, monkeypatc
 def test_a_chip_that_nobody_knows_is_refused(name: str, calls: Calls) -> None:
     refusal = refused(name, binary_for(SM8650))
     assert refusal.message == f"unknown chip {name.removeprefix('htp:')!r}"
-    assert refusal.hint == "known are sm8450, sm8550, sm8650, sm8750, sm8850; others by number and version: soc60-v73"
+    assert (
+        refusal.hint
+        == "known are sm8450, sm8550, sm8650, sm8750, sm8850, x1e80100; others by number and version: soc52-v73"
+    )
     assert not calls
 
 
