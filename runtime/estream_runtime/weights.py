@@ -210,7 +210,7 @@ def _tied_head(layout: RecordLayout, record: memoryview, kind: MatrixForm) -> Fe
     stored = tensors(layout, record)
     embedding = stored["embedding"]
     head = np.ascontiguousarray(embedding.T)
-    if kind == "f32":
+    if "embedding.scale" not in stored:  # it is f32
         return {"head": head}
     if kind == "uint8":
         head = np.bitwise_xor(head.view(np.uint8), _SIGN, out=head.view(np.uint8))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from estream_loader import open_package, rpcmem
-from estream_packer.recipe import BuildOptions
+from estream_packer.recipe import BuildOptions, DenseEncoding
 from estream_runtime import Session
 from estream_spec.errors import LinkError, TrapError
 from fixtures.cdsprpc import StandIn
@@ -83,11 +83,11 @@ def test_logits_are_close_to_those_of_f32_and_experts_the_same(compiled_package:
         assert np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("variant", ["tied", "grouped"])
-def test_other_models(variant: VariantName, packed: PackageFactory, tmp_path: Path) -> None:
-    """A head that is the embedding, dense weights in nibbles, and key heads that query heads share."""
+@pytest.mark.parametrize(("variant", "dense"), [("tied", "w4g32"), ("tied", "f32"), ("grouped", "f32")])
+def test_other_models(variant: VariantName, dense: DenseEncoding, packed: PackageFactory, tmp_path: Path) -> None:
+    """A head that is the embedding, dense weights in nibbles or f32, and key heads that query heads share."""
     path = tmp_path / "compiled.emoe"
-    options = BuildOptions(activations="f32", experts="w8", dense="w4g32" if variant == "tied" else "f32")
+    options = BuildOptions(activations="f32", experts="w8", dense=dense)
     shutil.copy(packed(variant, options), path)
     compile_package(path)
     found, exact = (logits_of(path, PROMPT, backend) for backend in ("htp", "portable"))
