@@ -28,12 +28,14 @@ class Needed(Struct, frozen=True, kw_only=True):
         type: its type, as a number.
         name: what that is called; empty where it is not known.
         id: its id.
+        offset: where it begins.
         bytes: what it takes in the package.
     """
 
     type: int
     name: str
     id: int
+    offset: int
     bytes: int
 
 
@@ -109,6 +111,7 @@ def match_package(path: Path, device: DeviceFacts) -> Matched:
             type=entry.type,
             name=SectionType(entry.type).name if entry.type in KNOWN_SECTIONS else "",
             id=entry.id,
+            offset=entry.offset,
             bytes=entry.stored_length,
         )
         for entry in map(by_name.__getitem__, found.sections)
@@ -146,7 +149,7 @@ def _chip(name: str) -> Chip | None:
         LinkError: it is neither.
     """
     try:
-        return chip_named(name.lower().removeprefix("snapdragon-"))
+        return chip_named(name.lower().removeprefix("htp:"))
     except LinkError as error:
         if name.endswith(".json") or Path(name).exists():
             return None

@@ -60,14 +60,14 @@ def chip_named(text: str) -> Chip:
     """The chip that a name means.
 
     Args:
-        text: a part number (`sm8650`), what it is sold as without the brand (`8-gen-3`), the version of its Hexagon
-            processor, which means the first of that version (`v75`), its number in the QNN SDK (`soc57`), or number and
-            version of one that does not stand here (`soc52-v73`).
+        text: a part number (`sm8650`), what it is sold as, with the brand or without (`8-gen-3`), the version of its
+            Hexagon processor, which means the first of that version (`v75`), its number in the QNN SDK (`soc57`), or
+            number and version of one that does not stand here (`soc52-v73`).
 
     Raises:
         LinkError: there is no such chip, or its Hexagon version does not compute in fp16.
     """
-    wanted = text.lower()
+    wanted = text.lower().removeprefix("snapdragon-")
     for chip in CHIPS:
         sold_as = chip.title.lower().removeprefix("snapdragon ").replace(" ", "-")
         if wanted in (chip.name, sold_as, f"v{chip.architecture}", f"soc{chip.soc_model}"):

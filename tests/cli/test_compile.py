@@ -146,7 +146,9 @@ def test_signatures_are_taken_out_and_that_is_told(
     file_id, content_id = identity(package)
     target = "htp:sm8650" if arguments else "htp:sm8750"
     status, _, err = pack("compile", package, "--target", target, *arguments)
-    assert (status, err) == (0, "notice: 1 signature taken out, sign it again\n")
+    told = "with security counter 3 taken out, sign again with --counter 3 or more"
+    assert status == 0
+    assert re.fullmatch(rf"notice: signature by [0-9a-f]{{64}} {told}\n", err)
     assert identity(package)[0] != file_id
     assert identity(package)[1] == content_id
     with open_package(package) as opened:
@@ -180,11 +182,15 @@ def test_unknown_sections_that_are_dropped_are_told(package: Path, pack: Pack, q
 @pytest.mark.parametrize(
     ("target", "message", "hint"),
     [
-        ("sm8650", "target is 'sm8650', expected htp and a chip, such as htp:sm8650", None),
+        ("sm8650", "target is 'sm8650', expected htp and a chip, such as htp:sm8650", "did you mean htp:sm8650?"),
         ("htp", "target is 'htp', expected htp and a chip, such as htp:sm8650", None),
         ("cpu:x", "target is 'cpu:x', expected htp and a chip, such as htp:sm8650", None),
         ("htp:", "target is 'htp:', expected htp and a chip, such as htp:sm8650", None),
-        ("htp:foo", "unknown chip 'foo'", "known are sm8450, sm8550, sm8650, sm8750, sm8850; others by number"),
+        (
+            "htp:foo",
+            "unknown chip 'foo'",
+            "known are sm8450, sm8550, sm8650, sm8750, sm8850, x1e80100; others by number",
+        ),
         ("htp:soc60-v68", "chip 'soc60-v68' cannot be compiled for, expected Hexagon v69 or later", None),
     ],
 )
@@ -285,7 +291,7 @@ def test_without_onnxruntime_qnn(package: Path, pack: Pack, quick: None) -> None
         found = bare("compile", package, "--target", "htp:sm8650", *arguments)
         assert (found.returncode, found.stdout) == (1, "")
         assert found.stderr == (
-            "estream-pack: error: proving graphs needs onnxruntime-qnn, which is not installed\n"
+            "estream-pack: error: compiling and proving graphs needs onnxruntime-qnn, which is not installed\n"
             "estream-pack: hint: pip install 'estream-pack[npu]'\n"
         )
         assert package.read_bytes() == before
@@ -293,7 +299,7 @@ def test_without_onnxruntime_qnn(package: Path, pack: Pack, quick: None) -> None
     assert bare("verify", package).returncode == 0
     found = bare("verify", "--graphs", package)
     assert (found.returncode, found.stdout) == (1, "refused: link\n")
-    assert "proving graphs needs onnxruntime-qnn, which is not installed" in found.stderr
+    assert "compiling and proving graphs needs onnxruntime-qnn, which is not installed" in found.stderr
     assert bare("compile", package, "--target", "htp:sm8650", "--remove").returncode == 0
     assert chips(package) == []
     assert bare("verify", "--graphs", package).returncode == 0

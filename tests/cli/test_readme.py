@@ -66,13 +66,13 @@ def test_signing_works_as_shown(sample: Path, capsys: pytest.CaptureFixture[str]
     """The command lines about signing all succeed, and the example in Python after them trusts what they signed."""
     shutil.copy(sample, "w8.emoe")
     assert "w8.sig" in run_lines("keygen", others=True)
-    run_example("minimum_counter=3")
+    run_example("what the vendor released")
     assert "is what the vendor released" in capsys.readouterr().out
     data = bytearray(sample.read_bytes())
     data[1 << 20] ^= 1
     sample.write_bytes(data)
     with pytest.raises(IntegrityError):
-        run_example("minimum_counter=3")
+        run_example("what the vendor released")
 
 
 def test_compiling_works_as_shown(
@@ -84,8 +84,12 @@ def test_compiling_works_as_shown(
     (sample.parent / "keys").mkdir()
     assert run_command(packer.group, "estream-pack", ["keygen", "-o", str(sample.parent / "keys" / "vendor")]) == 0
     shutil.copy(sample.parent / "keys" / "vendor.pub", "vendor.pub")
+    assert (
+        run_command(packer.group, "estream-pack", ["sign", "sample.emoe", "--key", "keys/vendor", "--counter", "3"])
+        == 0
+    )
     run_lines("--target", others=False)
-    capsys.readouterr()
+    assert "with security counter 3 taken out, sign again with --counter 3 or more" in capsys.readouterr().err
     run_example('backend="htp"')
     assert re.search(r"[a-z]{2,}", capsys.readouterr().out)
 

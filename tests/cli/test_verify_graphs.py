@@ -133,4 +133,4 @@ def test_without_the_library_nothing_is_read_for_long(
     assert (status, err) == (1, "")
     found = json.loads(out)
     assert (found["class"], found["hint"]) == ("link", "pip install 'estream-pack[npu]'")
-    assert found["message"] == "proving graphs needs onnxruntime-qnn, which is not installed"
+    assert found["message"] == "compiling and proving graphs needs onnxruntime-qnn, which is not installed"

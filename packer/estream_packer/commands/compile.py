@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from estream_loader import Package
     from estream_packer.editing import Changes
     from estream_packer.htp.compiler import Compiler
+    from estream_packer.signing import SignatureSummary
     from estream_spec.chips import Chip
 
 
@@ -63,10 +64,11 @@ def _remove(package: Path, chips: Sequence[Chip]) -> None:
     from estream_packer.compiling import decompile_changes
     from estream_packer.editing import edit_package
 
+    before = _signatures(package)
     _, changes = edit_package(package, lambda opened: decompile_changes(opened, chips))
     for chip in chips:
         click.echo(f"removed the binary for {chip}")
-    _tell_of_losses(changes)
+    _tell_of_losses(changes, before)
 
 
 def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
@@ -80,6 +82,7 @@ def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
 
     compiles = _compiler(compiler, package)
     edit_package(package, lambda _: Changes())  # whether it can be edited is known before anyone compiles for long
+    before = _signatures(package)
     with open_package(package) as opened:
         weights = Weights.of(opened)
     with open_progress("graphs") as progress:
@@ -96,7 +99,7 @@ def _compile(package: Path, chips: Sequence[Chip], compiler: str) -> None:
         click.echo(target.described())
     if not changes:
         click.echo(f"already in it, nothing changes in {package}")
-    _tell_of_losses(changes)
+    _tell_of_losses(changes, before)
 
 
 def _compiler(name: str, package: Path) -> Compiler:
@@ -110,13 +113,27 @@ def _compiler(name: str, package: Path) -> Compiler:
     return LocalCompiler()
 
 
-def _tell_of_losses(changes: Changes) -> None:
-    """Say what else the edit took out, because it was for the package as it was."""
+def _signatures(package: Path) -> list[SignatureSummary]:
+    """The signatures in a package."""
+    from estream_loader import open_package
+    from estream_packer.signing import summarise_signatures
+
+    with open_package(package) as opened:
+        return list(summarise_signatures(opened))
+
+
+def _tell_of_losses(changes: Changes, signatures: Sequence[SignatureSummary]) -> None:
+    """Say what else the edit took out, because it was for the package as it was.
+
+    Signing again has to go on from the counters that were there: nothing in the package tells them any more.
+    """
     from estream_spec.constants import KNOWN_SECTIONS, SectionType
 
-    count = sum(entry.type == SectionType.SIGNATURE for entry in changes.remove)
-    if count:
-        click.echo(f"notice: {count} signature{'s' * (count != 1)} taken out, sign it again", err=True)
+    gone = {entry.id for entry in changes.remove if entry.type == SectionType.SIGNATURE}
+    for each in signatures:
+        if each.section in gone:
+            what = f"signature by {each.key} with security counter {each.security_counter} taken out"
+            click.echo(f"notice: {what}, sign again with --counter {each.security_counter} or more", err=True)
     for entry in changes.remove:
         if entry.type not in KNOWN_SECTIONS:
             what = f"section of unknown type {entry.type} and id {entry.id}"

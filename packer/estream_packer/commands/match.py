@@ -45,7 +45,7 @@ def sdk_build(text: str) -> str:
 def command(
     context: click.Context, package: Path, device: str, sdk: str | None, memory: int | None, as_json: bool
 ) -> None:
-    r"""Say what PACKAGE is to a device; only its superblocks, directory and manifest are read.
+    """Say what PACKAGE is to a device; only its superblocks, directory and manifest are read.
 
     \b
     exact      it runs on the NPU, with a binary that the device's own SDK made
@@ -53,10 +53,11 @@ def command(
     recompile  it runs on the CPU, and on the NPU once `compile` has compiled it for the device
     refuse     it cannot run
 
-    Also told are the arena to expect and what the device has to fetch of the package.
+    Also told are the arena to expect, which is that of the package as it was built, and what the device has to fetch.
+    Of a chip alone neither memory nor SDK are known: those of its profile and of onnxruntime-qnn here are assumed.
 
     Exit status 0 for exact and usable, 1 for recompile and refuse.
-    """
+    """  # noqa: D301 (the characters that keep the lines as they are)
     from estream_packer.matching import find_device, match_package
 
     found = match_package(package, find_device(device, sdk, memory))

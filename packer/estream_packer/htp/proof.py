@@ -124,9 +124,9 @@ def check_simulator() -> None:
         LinkError: onnxruntime-qnn is not installed, or has no simulator for this machine.
     """
     if not installed_sdk():
-        raise LinkError("proving graphs needs onnxruntime-qnn, which is not installed", hint=HINT)
+        raise LinkError("compiling and proving graphs needs onnxruntime-qnn, which is not installed", hint=HINT)
     if not simulated():
-        message = "proving graphs needs Qualcomm's simulator, which there is for x86-64 alone"
+        message = "compiling and proving graphs needs Qualcomm's simulator, which there is for x86-64 alone"
         raise LinkError(message, hint="do it on such a machine")
 
 

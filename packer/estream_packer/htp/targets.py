@@ -68,7 +68,8 @@ def chip_of_target(text: str) -> Chip:
     """
     kind, _, name = text.partition(":")
     if kind != TARGET or not name:
-        raise PackError(f"target is {text!r}, expected htp and a chip, such as htp:sm8650")
+        hint = f"did you mean htp:{text}?" if text and not kind.startswith(TARGET) and ":" not in text else None
+        raise PackError(f"target is {text!r}, expected htp and a chip, such as htp:sm8650", hint=hint)
     try:
         return chip_named(name)
     except LinkError as error:

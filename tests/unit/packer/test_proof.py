@@ -222,7 +222,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("estream_packer.htp.proof.installed_sdk", str)
     with pytest.raises(LinkError) as refusal:
         proven(binary_for("sm8650"), b"")
-    assert refusal.value.message == "proving graphs needs onnxruntime-qnn, which is not installed"
+    assert refusal.value.message == "compiling and proving graphs needs onnxruntime-qnn, which is not installed"
     assert refusal.value.hint == "pip install 'estream-pack[npu]'"
 
 
