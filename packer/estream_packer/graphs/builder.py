@@ -6,7 +6,7 @@ by what made them and a running number, so equal calls give equal bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -77,10 +77,10 @@ class Builder:
         """An int8 constant without dimensions."""
         return self._constant(f"i8_{value}", np.array(value, np.int8))
 
-    def padded(self, rows: str, count: int) -> str:
-        """Rows `[T, K]` with `count` zeros behind each."""
-        ends = self._constant(f"ends_{count}", np.array([0, 0, 0, count], np.int64))
-        return self.add("Pad", rows, ends, self.number(0))
+    def columns(self, rows: str, which: Sequence[int]) -> str:
+        """Some columns of rows `[T, K]`, in this order."""
+        name = f"columns_{len(self._constants)}"
+        return self.add("Gather", rows, self._constant(name, np.array(which, np.int64)), axis=1)
 
     def reshape(self, value: str, *shape: int, result: str | None = None) -> str:
         """Reshapes; 0 keeps the dimension that stands at its place, -1 takes what is left."""

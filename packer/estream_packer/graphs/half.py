@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from estream_packer.graphs.builder import Builder
 from estream_spec.weights import GROUP_SIZES, NIBBLE_ZERO, Encoding
 
@@ -112,13 +114,20 @@ class HalfArithmetic:
         return graph.add("Add", *sums)
 
     def _halves(self, rows: str, groups: int, half: int, count: int) -> tuple[str, str]:
-        """What of rows `[T, K]` meets low nibbles, and what meets high ones, each `[T, groups * half]`."""
+        """What of rows `[T, K]` meets low nibbles, and what meets high ones, each `[T, groups * half]`.
+
+        Where the last group is not full, its padding meets the first number of the row: stored padding is 0, and zeros
+        in place of it, which `Pad` would make, are what was in memory before in some processors.
+        """
         graph = self._graph
         key = rows, groups, half
         if key not in self._split:
-            padding = 2 * groups * half - count
-            padded = graph.padded(rows, padding) if padding else rows
-            parts = graph.split_half(graph.reshape(padded, -1, groups, 2, half), axis=2)
-            low, high = (graph.reshape(part, -1, groups * half) for part in parts)
+            if count == 2 * groups * half:
+                parts = graph.split_half(graph.reshape(rows, -1, groups, 2, half), axis=2)
+                low, high = (graph.reshape(part, -1, groups * half) for part in parts)
+            else:
+                met = np.arange(2 * groups * half).reshape(groups, 2, half)
+                met[met >= count] = 0
+                low, high = (graph.columns(rows, met[:, part].ravel().tolist()) for part in (0, 1))
             self._split[key] = low, high
         return self._split[key]

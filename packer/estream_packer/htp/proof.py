@@ -33,7 +33,7 @@ from estream_spec.graph_interface import MATRICES, Value, interface
 from estream_spec.manifest import Binary, BinaryGraph
 from estream_spec.matching import sdk_numbers
 from estream_spec.model import ModelDescription
-from estream_spec.weights import GROUP_SIZES, MAX_MULTIPLIER, Encoding, expand_nibbles
+from estream_spec.weights import GROUP_SIZES, MAX_MULTIPLIER, NIBBLE_ZERO, Encoding, expand_nibbles
 
 MOST_ERROR: Final = 1e-2
 """How far a row may be from the reference, as a share of its size; fp16 alone makes 1e-3 of it."""
@@ -259,7 +259,9 @@ def _w8(random: Random, name: str, rows: int, columns: int) -> tuple[dict[str, A
 def _w4(group: int) -> Callable[[Random, str, int, int], tuple[dict[str, Array], Array]]:
     def made(random: Random, name: str, rows: int, columns: int) -> tuple[dict[str, Array], Array]:
         groups = -(-rows // group)
-        nibbles = random.integers(0, 256, (groups * group // 2, columns), np.uint8)
+        values = random.integers(0, 16, (groups, 2, group // 2, columns), np.uint8)
+        values.reshape(-1, columns)[rows:] = NIBBLE_ZERO
+        nibbles = (values[:, 0] | values[:, 1] << 4).reshape(-1, columns)
         multipliers = random.integers(1, MAX_MULTIPLIER + 1, (groups, columns), np.int8)
         multipliers *= random.choice(np.array([-1, 1], np.int8), (groups, columns))
         scales = _scales(random, rows, columns, 8 * MAX_MULTIPLIER)
