@@ -93,3 +93,8 @@ def fixed_interface(
         for value in portable.outputs
     )
     return Interface(tuple(inputs), tuple(outputs))
+
+
+def interface_of(graph: BinaryGraph, model: ModelDescription) -> Interface:
+    """Inputs and outputs of a graph that a manifest lists, see `fixed_interface`."""
+    return fixed_interface(graph.role, model, graph.shape_class, graph.tokens, graph.keys, graph.encodings)

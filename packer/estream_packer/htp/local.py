@@ -79,7 +79,7 @@ def compile_here(tiles: Sequence[Tile], chip: Chip, folder: Path) -> Compiled:
 
 
 def _compile(model: bytes, options: object, chip: Chip) -> None:
-    import onnxruntime
+    from estream_runtime.onnx_runtime import onnxruntime
 
     # What ONNX Runtime would change could hang together what is kept apart.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # type: ignore[attr-defined]

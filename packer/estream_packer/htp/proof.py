@@ -24,6 +24,7 @@ from estream_runtime.backends.htp import HtpBackend
 from estream_runtime.backends.protocol import GraphKey
 from estream_runtime.backends.reference import ReferenceBackend
 from estream_runtime.host_processors import usable_processors
+from estream_runtime.npu.contents import check_contents
 from estream_runtime.npu.qnn import HINT, simulated
 from estream_runtime.vendor_sdk import installed_sdk
 from estream_spec.binary_interface import HIDDEN, label_of
@@ -39,6 +40,8 @@ MOST_ERROR: Final = 1e-2
 """How far a row may be from the reference, as a share of its size; fp16 alone makes 1e-3 of it."""
 LEAST_SIZE: Final = 1e-2
 """A row smaller than this share of the largest is judged as if it had that size: rounding may be all it is."""
+USUAL_SIZE: Final = 0.5
+"""And one smaller than this share of the median, which happens where rows have few numbers that cancel."""
 LARGE: Final = 100.0
 """Large activations: some hidden channels of trained models are that far from the others."""
 LARGE_QUERY: Final = 8.0
@@ -77,12 +80,14 @@ def prove_binary(binary: Binary, data: bytes, model: ModelDescription, progress:
         A proof for each graph, in their order.
 
     Raises:
-        LinkError: the simulator does not run here, is older than what made the binary, or refuses it.
+        LinkError: the simulator does not run here, is older than what made the binary, or refuses it, or the binary is
+            not what the manifest says.
         PackError: a graph is further from the reference than `MOST_ERROR`, or ended the process.
     """
     chip = chip_numbered(binary.soc_model, binary.architecture)
     check_simulator()
     _check_sdk(binary, chip)
+    check_contents(binary, data, model)
     progress.begin(f"proving for {chip.name}", len(binary.graphs))
     found = []
     # The largest ones first, so that none is left for the end.
@@ -174,7 +179,8 @@ def _error(found: Array, right: Array) -> float:
     with np.errstate(invalid="ignore", over="ignore"):
         differences = _sizes(found.astype(np.float64) - right)
         sizes = _sizes(right.astype(np.float64))
-        off = differences / np.maximum(sizes, max(LEAST_SIZE * float(sizes.max()), 1e-30))
+        floor = max(LEAST_SIZE * float(sizes.max()), USUAL_SIZE * float(np.median(sizes)), 1e-30)
+        off = differences / np.maximum(sizes, floor)
     return float(np.where(np.isfinite(off), off, np.inf).max())
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from estream_runtime.backends.graphs import GraphBackend
 from estream_runtime.backends.protocol import Array, MatrixForm
 from estream_runtime.device import profile_of
-from estream_runtime.npu.context import interface_of, open_context
+from estream_runtime.npu.context import open_context
 from estream_runtime.npu.qnn import simulated
 from estream_runtime.npu.tiling import cover
-from estream_spec.binary_interface import HIDDEN, LARGEST, label_of, tensor_name
+from estream_spec.binary_interface import HIDDEN, LARGEST, interface_of, label_of, tensor_name
 from estream_spec.chips import Chip, chip_named
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.graph_interface import MATRICES, DType, Interface, Value, interface

@@ -35,7 +35,7 @@ def open_htp(package: Package, name: str | None) -> HtpBackend:
         raise LinkError(explain(found), path=package.source.name, hint=advice(found, package.source.name))
     [binary] = [each for each in manifest.binaries if each.section == found.binary]
     data = package.binary(binary)
-    check_contents(binary, data)
+    check_contents(binary, data, manifest.model)
     return HtpBackend(manifest.model, data, binary.graphs, chip)
 
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
-import onnxruntime
-
 from estream_runtime.backends.contract import Found, check_interface, check_outputs
 from estream_runtime.backends.graphs import GraphBackend
 from estream_runtime.backends.protocol import Array, GraphKey
 from estream_runtime.backends.saturation import is_exact
+from estream_runtime.onnx_runtime import onnxruntime
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.graph_interface import Interface, interface
 from estream_spec.manifest import GraphRole, GraphWeights

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, Final
 
 from estream_runtime.npu.qnn import PROVIDER, quiet, session_options
-from estream_spec.binary_interface import fixed_interface, label_of, tensor_name
+from estream_spec.binary_interface import interface_of, label_of, tensor_name
 from estream_spec.chips import Chip
 from estream_spec.errors import LinkError
 from estream_spec.graph_interface import Interface
@@ -21,11 +21,6 @@ IR_VERSION: Final = 10
 _sharing = Lock()
 """Graphs of one context find each other by way of the process, so that only one context may be made ready at a time."""
 _openings = count()
-
-
-def interface_of(graph: BinaryGraph, model: ModelDescription) -> Interface:
-    """Inputs and outputs of a graph, by the names of FORMAT.md section 10.1."""
-    return fixed_interface(graph.role, model, graph.shape_class, graph.tokens, graph.keys, graph.encodings)
 
 
 def open_context(data: bytes, graphs: Sequence[BinaryGraph], model: ModelDescription, chip: Chip) -> list[Any]:
@@ -94,7 +89,7 @@ def _open(
 
 
 def _session(model: bytes, options: Any, graph: BinaryGraph) -> Any:
-    import onnxruntime
+    from estream_runtime.onnx_runtime import onnxruntime
 
     try:
         return onnxruntime.InferenceSession(model, options, enable_fallback=False)

@@ -42,7 +42,7 @@ def session_options(chip: Chip, entries: Mapping[str, str], options: Mapping[str
     """
     devices = _devices()
 
-    import onnxruntime
+    from estream_runtime.onnx_runtime import onnxruntime
 
     made = onnxruntime.SessionOptions()
     made.log_severity_level = _SILENT
@@ -84,8 +84,9 @@ def quiet() -> Iterator[None]:
 def _devices() -> tuple[Any, ...]:
     """What ONNX Runtime knows the provider's devices as; the provider is loaded once for the whole process."""
     try:
-        import onnxruntime
         import onnxruntime_qnn
+
+        from estream_runtime.onnx_runtime import onnxruntime
     except ImportError:
         raise LinkError("backend htp needs onnxruntime-qnn, which is not installed", hint=HINT) from None
     if not hasattr(onnxruntime, "get_ep_devices"):

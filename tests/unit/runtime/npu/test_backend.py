@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from estream_loader.progress import Quiet
 from estream_packer.htp.compiler import Compiled
+from estream_packer.htp.local import LocalCompiler
 from estream_runtime.backends.htp import HtpBackend
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.graph_interface import ROLES, interface
@@ -27,6 +29,8 @@ from fixtures.compiled import (
     causal_mask,
     encoded,
     expected_of,
+    graph_of,
+    tile_of,
     worst_row,
 )
 
@@ -111,6 +115,22 @@ def test_room_that_no_row_sees_takes_no_capacity(backend: HtpBackend) -> None:
         given.stored[name] = np.pad(given.stored[name], ((0, 0), (0, 80), (0, 0)), constant_values=np.nan)
     given.stored["mask"] = np.pad(given.stored["mask"], ((0, 0), (0, 80)), constant_values=np.finfo(np.float32).min)
     assert np.array_equal(backend.run("attend", 0, given.stored)["attended"], expected["attended"])
+
+
+@pytest.mark.parametrize(("hidden", "encoding"), [(72, "w4g32"), (40, "w4g32"), (96, "w4g64"), (72, "w8")])
+def test_a_graph_computes_the_same_after_another(hidden: int, encoding: Encoding) -> None:
+    """What a graph leaves in the processor's memory is nothing to the next, though a group of rows be not full."""
+    attention = replace(MODEL.attentions[0], heads=hidden // 8, key_value_heads=hidden // 8, clip_qkv=None)
+    model = replace(MODEL, hidden=hidden, attentions=(attention, MODEL.attentions[1]))
+    graphs = [graph_of("qkv", 0, encoded("qkv", encoding), tokens) for tokens in (64, 32)]
+    compiled = LocalCompiler().compile([tile_of(graph, model) for graph in graphs], CHIP, Quiet())
+    backend = HtpBackend(model, compiled.data, compiled.graphs, CHIP)
+    small, large = (case("qkv", 0, encoded("qkv", encoding), rows, model=model) for rows in (32, 64))
+    alone = backend.run("qkv", 0, small.stored)
+    assert_close(alone, expected_of("qkv", 0, small.plain, model))
+    assert_close(backend.run("qkv", 0, large.stored), expected_of("qkv", 0, large.plain, model))
+    for name, array in backend.run("qkv", 0, small.stored).items():
+        assert np.array_equal(array, alone[name])
 
 
 def test_gate_times_up_may_leave_fp16(backend: HtpBackend) -> None:

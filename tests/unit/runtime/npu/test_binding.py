@@ -14,8 +14,7 @@ from estream_packer.htp.compiler import Compiled
 from estream_runtime import Session
 from estream_runtime.backends import htp
 from estream_runtime.backends.htp import HtpBackend
-from estream_runtime.npu.context import interface_of
-from estream_spec.binary_interface import label_of, tensor_name
+from estream_spec.binary_interface import interface_of, label_of, tensor_name
 from estream_spec.graph_interface import MATRICES
 from estream_spec.manifest import BinaryGraph
 from fixtures.compiled import CAPACITIES, CHIP, MODEL, Array, case, encoded
