@@ -150,7 +150,8 @@ def rows(*values: float) -> dict[str, Any]:
     [
         (rows(1, 2), rows(1, 2), 0.0),
         (rows(1, 2.5), rows(1, 2), 0.25),
-        (rows(0.001, 1), rows(0, 1), 0.1),  # judged as if it had a hundredth of the largest
+        (rows(0.001, 1), rows(0, 1), 0.004),  # judged as if it had half of the median
+        (rows(0.001, 0, 0, 1), rows(0, 0, 0, 1), 0.1),  # or a hundredth of the largest
         (rows(0, 0), rows(0, 0), 0.0),
         (rows(1e-3, 0), rows(0, 0), float("inf")),
         (rows(np.nan, 1), rows(1, 1), float("inf")),
