@@ -53,7 +53,7 @@ def test_standard_output_has_the_text_and_nothing_else(compiled_package: Path, t
     assert (found.returncode, found.stdout.decode()) == (0, f"{text}\n")
     first, second = found.stderr.decode().splitlines()
     assert first.startswith(f"{len(PROMPT) - 2} tokens in, 2 out; ")
-    assert second.startswith("htp, arena ")
+    assert second.startswith("htp (sm8650, simulated), arena ")
     assert second.endswith("% of rows computed for none")
 
 
