@@ -24,8 +24,8 @@ OPTIONS: Final = {
     "enable_htp_prepare_only": "1",
     "htp_graph_finalization_optimization_mode": "1",
 }
-"""What the provider is told besides the chip: compile f32 as fp16, do not run, and do not search for the best graph. For
-a head of 50,000 columns the modes that do take a hundred times as long and make a hundred times as many bytes."""
+"""What the provider is told besides the chip: compile f32 as fp16, do not run, and do not search for the best graph.
+For a head of 50,000 columns the modes that do take a hundred times as long and make a hundred times as many bytes."""
 
 
 class LocalCompiler:
