@@ -144,7 +144,7 @@ class Package:
     @cached_property
     def expert_shape(self) -> ExpertShape:
         """What programs for this package depend on."""
-        return ExpertShape.of(self.experts.table)
+        return ExpertShape.of(self.manifest.model, self.experts.table)
 
     @cached_property
     def schedules(self) -> dict[DirectoryEntry, Program]:

@@ -356,11 +356,21 @@ def describe_model(model: ModelDescription) -> dict[str, str]:
     }
     for index, attention in enumerate(model.attentions):
         where = _layers(number for number, layer in enumerate(model.layers) if layer.attention == index)
-        described[f"attention{_where(where, len(model.attentions))}"] = _attention(attention)
+        described[f"attention{_where(where, len(model.layers))}"] = _attention(attention)
     for index, block in enumerate(model.expert_blocks):
         where = _layers(number for number, layer in enumerate(model.layers) if layer.experts == index)
-        described[f"experts{_where(where, len(model.expert_blocks))}"] = _experts(block)
-    described["norms"] = f"RMS, epsilon {model.norm_epsilon:g}"
+        described[f"experts{_where(where, len(model.layers))}"] = _experts(block)
+    for index, dense in enumerate(model.dense_blocks):
+        where = _layers(number for number, layer in enumerate(model.layers) if layer.dense == index)
+        shared = ", shared by a sigmoid of each token" if dense.share else ""
+        described[f"dense block of layers {where}"] = f"width {dense.intermediate}, silu{shared}"
+    for index, convolution in enumerate(model.convolutions):
+        where = _layers(number for number, layer in enumerate(model.layers) if layer.convolution == index)
+        described[f"convolution of layers {where}"] = f"over {convolution.taps} tokens"
+    for window in sorted({layer.window for layer in model.layers if layer.window is not None}):
+        where = _layers(number for number, layer in enumerate(model.layers) if layer.window == window)
+        described[f"window of layers {where}"] = f"{window} tokens"
+    described["norms"] = f"{'RMS' if model.norm == 'rms' else 'layer norms'}, epsilon {model.norm_epsilon:g}"
     begin = "none" if model.begin_token is None else str(model.begin_token)
     described["tokens"] = f"begin {begin}, end {', '.join(map(str, model.end_tokens)) or 'none'}"
     return described
@@ -372,6 +382,16 @@ def _attention(attention: Attention) -> str:
         f"{attention.key_value_heads} key and value heads",
         f"rotary theta {attention.rotary.theta:g}",
     ]
+    if attention.rotated != attention.head_dim:
+        parts.append(f"{attention.rotated} numbers of a head rotated")
+    if attention.rotary.frequencies:
+        parts.append("frequencies of its own")
+    if attention.latent is not None:
+        parts.append(f"latent rank {attention.latent.rank}")
+    if attention.bias or attention.out_bias:
+        parts.append("biases")
+    if attention.sinks:
+        parts.append("sinks")
     if attention.qk_norm != "none":
         parts.append(f"{attention.qk_norm} norm of queries and keys")
     if attention.clip_qkv is not None:
@@ -381,11 +401,12 @@ def _attention(attention: Attention) -> str:
 
 def _experts(block: ExpertBlock) -> str:
     chosen = f"{block.router.top_k} of {block.experts} chosen by {block.router.family}"
-    return f"{chosen}, width {block.intermediate}, {block.activation}"
+    return f"{chosen}, width {block.intermediate}, {block.activation}{', biases' if block.bias else ''}"
 
 
-def _where(layers: str, classes: int) -> str:
-    return f" of layers {layers}" if classes > 1 else ""
+def _where(layers: str, count: int) -> str:
+    """Which layers, unless it is all of them."""
+    return "" if layers == _layers(range(count)) else f" of layers {layers}"
 
 
 def _layers(numbers: Iterable[int]) -> str:

@@ -176,7 +176,7 @@ def write_package(
     for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
         if document:
             writer.add(section_type, document, compress=True)
-    programs = programs_for(ExpertShape.of(experts), plan.device_configuration)
+    programs = programs_for(ExpertShape.of(plan.model, experts), plan.device_configuration)
     for number, program in enumerate(programs):
         writer.add(SectionType.SCHEDULE, program.encode(), number, compress=True)
     manifest = Manifest(
@@ -203,4 +203,4 @@ def _prove(packed: Packed) -> None:
     check_tables(manifest, container, packed.dense, packed.experts)
     check_device_configurations(manifest, packed.experts)
     for program in packed.programs:
-        verify_program(program, ExpertShape.of(packed.experts))
+        verify_program(program, ExpertShape.of(packed.manifest.model, packed.experts))

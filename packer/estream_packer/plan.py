@@ -9,7 +9,7 @@ from typing import Final
 from estream_packer.recipe import BuildOptions
 from estream_spec import limits
 from estream_spec.errors import PackError
-from estream_spec.graph_interface import MATRICES, ROLES, class_count
+from estream_spec.graph_interface import ROLES, class_count, role_shape
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
 from estream_spec.manifest import Activations, DeviceConfiguration, Graph, GraphRole, GraphWeights, RecordLayout
 from estream_spec.model import ModelDescription
@@ -30,7 +30,7 @@ class Plan:
         model: what it computes.
         layouts: record layouts, each once.
         dense: ranges of the dense records: the embedding, each layer, what follows the last.
-        experts: ranges of the expert records, one per layer.
+        experts: ranges of the expert records, one per layer, of no records where a layer has no experts.
         graphs: the graphs, by section id.
         device_configuration: the one that fits any device.
     """
@@ -58,18 +58,20 @@ def plan_package(model: ModelDescription, options: BuildOptions) -> Plan:
     Raises:
         PackError: a record or the number of them is above the format's limit.
     """
-    encodings = _encodings(options)
+    encodings = _encodings(model, options)
     layers = range(len(model.layers))
     dense = [
         embedding_layout(model, encodings),
         *(layer_layout(model, layer, encodings) for layer in layers),
         final_layout(model, encodings),
     ]
-    experts = [expert_layout(model, model.layers[layer].experts, encodings) for layer in layers]
-    layouts = tuple(dict.fromkeys([*dense, *experts]))
+    experts = [
+        None if layer.experts is None else expert_layout(model, layer.experts, encodings) for layer in model.layers
+    ]
+    layouts = tuple(dict.fromkeys([*dense, *(each for each in experts if each is not None)]))
     page_size = 1 << options.page_shift
     _check_limits(model, layouts, page_size)
-    expert_ranges = _ranges(experts, [model.expert_block(layer).experts for layer in layers], layouts, page_size)
+    expert_ranges = _ranges(experts, model.expert_counts, layouts, page_size)
     return Plan(
         model=model,
         layouts=layouts,
@@ -80,14 +82,14 @@ def plan_package(model: ModelDescription, options: BuildOptions) -> Plan:
     )
 
 
-def _encodings(options: BuildOptions) -> dict[str, Encoding]:
+def _encodings(model: ModelDescription, options: BuildOptions) -> dict[str, Encoding]:
     """The encoding of each matrix; the router, which is left out, stays f32."""
-    dense = [*MATRICES["qkv"], *MATRICES["out"], *MATRICES["head"]]
-    return {
-        "embedding": options.embedding,
-        **dict.fromkeys(dense, options.dense),
-        **dict.fromkeys(MATRICES["expert"], options.experts),
-    }
+    encodings: dict[str, Encoding] = {"embedding": options.embedding}
+    for role in ROLES:
+        for shape_class in range(class_count(role, model)):
+            for name in role_shape(role, model, shape_class).matrix_names:
+                encodings[name] = options.experts if role == "expert" else options.dense
+    return encodings
 
 
 def _check_limits(model: ModelDescription, layouts: Sequence[RecordLayout], page_size: int) -> None:
@@ -96,20 +98,21 @@ def _check_limits(model: ModelDescription, layouts: Sequence[RecordLayout], page
             names = ", ".join(matrix.name for matrix in layout.matrices)
             message = f"record of {names} takes {length} bytes, the limit is {limits.MAX_RECORD_LENGTH}"
             raise PackError(message, hint="choose an encoding with fewer bits for them")
-    records = sum(model.expert_block(layer).experts for layer in range(len(model.layers)))
+    records = sum(model.expert_counts)
     if records > limits.MAX_RECORDS:
         raise PackError(f"model has {records} experts in all its layers, the limit is {limits.MAX_RECORDS}")
 
 
 def _ranges(
-    each: Sequence[RecordLayout], counts: Sequence[int], layouts: Sequence[RecordLayout], page_size: int
+    each: Sequence[RecordLayout | None], counts: Sequence[int], layouts: Sequence[RecordLayout], page_size: int
 ) -> tuple[RecordRange, ...]:
-    """Ranges one behind the other, the n-th of `counts[n]` records of layout `each[n]`."""
+    """Ranges one behind the other, the n-th of `counts[n]` records of layout `each[n]`; of none where there is none."""
     index = {layout: number for number, layout in enumerate(layouts)}
     ranges, base = [], 0
     for layout, count in zip(each, counts, strict=True):
-        length = round_up(layout.payload_length, page_size)
-        ranges.append(RecordRange(base=base, record_length=length, count=count, layout=index[layout]))
+        length = 0 if layout is None else round_up(layout.payload_length, page_size)
+        number = 0 if layout is None else index[layout]
+        ranges.append(RecordRange(base=base, record_length=length, count=count, layout=number))
         base = ranges[-1].end
     return tuple(ranges)
 
@@ -163,7 +166,7 @@ def _kinds(encoding: Encoding, activations: Activations) -> tuple[tuple[GraphWei
 def _generic_configuration(experts: Sequence[RecordRange]) -> DeviceConfiguration:
     """Two banks of about one good read each."""
     largest = max(record_range.record_length for record_range in experts)
-    fewest = min(record_range.count for record_range in experts)
+    fewest = min(record_range.count for record_range in experts if record_range.count)
     group_size = max(1, min(GENERIC_GROUP_BYTES // largest, fewest // GENERIC_LAYER_SHARE))
     return DeviceConfiguration(
         name="generic", arena_bytes=2 * group_size * largest, group_size=group_size, prefetch_depth=1

@@ -149,7 +149,7 @@ def plan_prompts(
         arena_cap = configure(workload, profile, memory_bytes, max(prompts)).arena_cap
         caps = {tokens: arena_cap - available_arena(workload, profile, 0, tokens) for tokens in prompts}
     flops = profile.experts.flops
-    rows = (workload.model.expert_block(layer).intermediate for layer in range(len(workload.model.layers)))
+    rows = (workload.model.expert_block(layer).intermediate for layer in workload.model.expert_layers)
     return Planned(
         model=model,
         profile=profile.name,

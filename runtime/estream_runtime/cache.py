@@ -1,4 +1,4 @@
-"""Keys and values of one layer, for the tokens it has seen."""
+"""What one layer keeps of the tokens it has seen: keys and values, or what the last of them put into a convolution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK: Final = 256
 
 
 class KeyValues:
-    """Keys and values of one layer, f32 `[key_value_heads, room, head_dim]` each.
+    """Keys and values of one layer, f32 `[key_value_heads, room, width]` each.
 
     Room beyond `length` is zero or left over; a mask keeps it out of every result.
 
@@ -28,11 +28,12 @@ class KeyValues:
     def __init__(self, attention: Attention, limit: int):
         self.length = 0
         self._limit = limit
-        empty = np.zeros((attention.key_value_heads, 0, attention.head_dim), np.float32)
-        self._keys, self._values = empty, empty
+        heads = attention.key_value_heads
+        self._keys = np.zeros((heads, 0, attention.head_dim), np.float32)
+        self._values = np.zeros((heads, 0, attention.value_width), np.float32)
 
     def append(self, keys: Floats, values: Floats) -> None:
-        """Add the tokens that follow, f32 `[key_value_heads, T, head_dim]` each."""
+        """Add the tokens that follow, f32 `[key_value_heads, T, width]` each."""
         end = self.length + keys.shape[1]
         if end > self._keys.shape[1]:
             assert end <= self._limit, (end, self._limit)
@@ -59,3 +60,26 @@ class KeyValues:
         grown = np.zeros((held.shape[0], room, held.shape[2]), np.float32)
         grown[:, : self.length] = held[:, : self.length]
         return grown
+
+
+class Entered:
+    """What the last tokens put into the convolution of one layer.
+
+    Attributes:
+        length: tokens the layer has seen.
+        rows: f32 `[taps - 1, hidden]`, zeros where there was no token.
+    """
+
+    def __init__(self, taps: int, hidden: int):
+        self.length = 0
+        self.rows: Floats = np.zeros((taps - 1, hidden), np.float32)
+
+    def append(self, rows: Floats) -> None:
+        """Add what the tokens that follow put in, f32 `[T, hidden]`."""
+        kept = len(self.rows)
+        self.rows = np.concatenate([self.rows, rows[-kept:]])[-kept:]
+        self.length += len(rows)
+
+
+Kept = KeyValues | Entered
+"""What a layer keeps."""

@@ -20,13 +20,13 @@ from estream_loader.dense import EmbeddingRows
 from estream_loader.pager import Pager
 from estream_runtime.backends import Array, Backend
 from estream_runtime.batch import Batch, Ids
-from estream_runtime.cache import KeyValues
+from estream_runtime.cache import Entered, Kept, KeyValues
 from estream_runtime.recorder import Recorder
 from estream_runtime.rotary import rotary_tables
 from estream_runtime.routing import Routed, by_expert, route
 from estream_runtime.weights import DenseWeights, ExpertWeights
 from estream_spec.errors import TrapError
-from estream_spec.graph_interface import shape_class_of
+from estream_spec.graph_interface import layer_classes
 from estream_spec.manifest import GraphRole
 from estream_spec.model import ModelDescription
 from estream_spec.schedule import Instruction, Opcode, Phase, Policy, Program
@@ -47,27 +47,27 @@ class _Rows:
 
     Attributes:
         batch: the rows.
-        cache: keys and values of the tokens before, by layer; None where none are there and none shall be kept.
+        cache: what layers keep of the tokens before; None where none are there and none shall be kept.
         on_route: told of each routing decision.
         asked: which rows leave the last layer; None for all.
         tables: rotary tables, by attention.
         x: f32 `[T, hidden]`, from EMBED on.
         normed: f32 `[T, hidden]`, what experts take, from ATTEND of a layer to its COMBINE.
         ready: those as the backend takes them, from ROUTE on.
-        scores: f32 `[T, experts]`, the router's, likewise.
+        scores: f32 `[T, experts]`, the router's, likewise; None where the layer has no experts.
         routed: rows of each expert, from ROUTE of a layer to its COMBINE.
-        total: f32 `[T, hidden]`, what experts have added so far, likewise.
+        total: f32 `[T, hidden]`, what the dense block and experts have added so far, from ROUTE or DENSE on.
     """
 
     batch: Batch
-    cache: Sequence[KeyValues] | None
+    cache: Sequence[Kept] | None
     on_route: OnRoute | None
     asked: Ids | None
     tables: list[tuple[Floats, Floats]]
     x: Floats = field(init=False)
     normed: Floats = field(init=False)
     ready: Any = field(init=False)
-    scores: Floats = field(init=False)
+    scores: Floats | None = field(init=False)
     routed: Routed = field(init=False)
     total: Floats = field(init=False)
 
@@ -96,12 +96,11 @@ class Interpreter:
         self.model, self.pager = model, pager
         self.recorder = Recorder()
         self._backend, self._embedding, self._dense, self._experts = backend, embedding, dense, experts
-        layers = range(len(model.layers))
-        self._classes = {role: [shape_class_of(role, model, layer) for layer in layers] for role in _LAYER_ROLES}
+        self._classes = [layer_classes(model, layer) for layer in range(len(model.layers))]
 
-    def new_cache(self) -> list[KeyValues]:
-        """Room for keys and values of every layer, empty."""
-        return [self._key_values(layer) for layer in range(len(self.model.layers))]
+    def new_cache(self) -> list[Kept]:
+        """Room for what every layer keeps, empty."""
+        return [self._nothing_kept(layer) for layer in range(len(self.model.layers))]
 
     def load(self, program: Program) -> None:
         """Bring all experts into the arena, as resident programs need it, unless they are there.
@@ -125,7 +124,7 @@ class Interpreter:
         program: Program,
         batch: Batch,
         head: Callable[[Floats], T],
-        cache: Sequence[KeyValues] | None = None,
+        cache: Sequence[Kept] | None = None,
         on_route: OnRoute | None = None,
         asked: Ids | None = None,
     ) -> T:
@@ -135,7 +134,7 @@ class Interpreter:
             program: what to do, proven; if it is resident, all experts are in the arena.
             batch: the rows.
             head: what HEAD does: takes f32 `[T, hidden]`, what the final norm takes of each row, or of those asked for.
-            cache: keys and values of the tokens before, extended by the batch's sequence; None where there are none
+            cache: what layers keep of the tokens before, extended by the batch's sequence; None where there are none
                 before and none shall be kept.
             on_route: told of each routing decision.
             asked: the rows to be given to `head`, int64; None for all. The last layer computes nothing else of the
@@ -160,11 +159,14 @@ class Interpreter:
                         with self.recorder.during("embed", tokens=len(batch.token_ids)):
                             rows.x = self._embedding.gather(batch.token_ids)
                     case Opcode.ATTEND:
-                        self._await_dense("qkv", instruction.layer)
+                        self._await_dense("out", instruction.layer)
                         with self.recorder.during("attention", instruction.layer, tokens=len(rows.x)):
                             self._attend(rows, instruction.layer)
                     case Opcode.ROUTE:
                         self._route(rows, instruction.layer)
+                    case Opcode.DENSE:
+                        with self.recorder.during("dense", instruction.layer, tokens=len(rows.x)):
+                            rows.total = self._dense_graph("dense", instruction.layer, {"normed": rows.normed})["y"]
                     case Opcode.EXPERTS:
                         self._add_experts(rows, instruction)
                     case Opcode.COMBINE:
@@ -218,28 +220,47 @@ class Interpreter:
 
     def _attend(self, rows: _Rows, layer: int) -> None:
         """The attention block, up to what the router and the experts take."""
-        held = self._key_values(layer) if rows.cache is None else rows.cache[layer]
-        tables = rows.tables[self.model.layers[layer].attention]
-        attended = self._attention(layer, rows.x, rows.batch, tables, held)
+        held = self._nothing_kept(layer) if rows.cache is None else rows.cache[layer]
+        if isinstance(held, Entered):
+            attended = self._convolution(layer, rows.x, rows.batch, held)
+        else:
+            attended = self._attention(layer, rows, held)
         if rows.asked is not None and layer == len(self.model.layers) - 1:
             attended, rows.x = attended[rows.asked], rows.x[rows.asked]
         out = self._dense_graph("out", layer, {"attended": attended, "residual": rows.x})
-        rows.x, rows.normed, rows.scores = out["x"], out["normed"], out["scores"]
+        rows.x, rows.normed, rows.scores = out["x"], out["normed"], out.get("scores")
 
-    def _attention(self, layer: int, x: Floats, batch: Batch, tables: tuple[Floats, Floats], held: KeyValues) -> Floats:
+    def _attention(self, layer: int, rows: _Rows, held: KeyValues) -> Floats:
         """Queries, keys and values of all rows; then each segment attends to what is held and to itself."""
-        cos, sin = tables
-        projected = self._dense_graph("qkv", layer, {"x": x, "cos": cos, "sin": sin})
+        described, batch = self.model.layers[layer], rows.batch
+        cos, sin = rows.tables[self._classes[layer]["qkv"]]
+        projected = self._dense_graph("qkv", layer, {"x": rows.x, "cos": cos, "sin": sin})
         queries, keys, values = projected["queries"], projected["keys"], projected["values"]
-        attended = np.empty((len(x), queries.shape[0] * queries.shape[2]), np.float32)
+        attended = np.empty((len(rows.x), queries.shape[0] * values.shape[2]), np.float32)
         sequence = held.length + batch.segments[0][1]
         for begin, end in batch.segments:
             held.append(keys[:, begin:end], values[:, begin:end])
             for start, stop in _blocks(begin, end):
-                feeds = _attend_feeds(queries[:, start:stop], held, batch.positions[start:stop])
-                attended[start:stop] = self._graph("attend", layer, feeds)["attended"]
+                feeds = _attend_feeds(queries[:, start:stop], held, batch.positions[start:stop], described.window)
+                attended[start:stop] = self._dense_graph("attend", layer, feeds)["attended"]
             held.truncate(sequence)
         return attended
+
+    def _convolution(self, layer: int, x: Floats, batch: Batch, held: Entered) -> Floats:
+        """What rows put in, and each segment's own convolution of it, which goes on from what is held."""
+        made = self._dense_graph("convolve", layer, {"x": x})
+        entered, taps = made["entered"], self._dense.vector(layer, "taps")
+        mixed = np.zeros_like(entered)
+        before: Floats | None = None
+        for begin, end in batch.segments:
+            own = np.concatenate([held.rows if before is None else before, entered[begin:end]])
+            for number, tap in enumerate(taps):
+                mixed[begin:end] += tap * own[number : number + end - begin]
+            if before is None:
+                held.append(entered[begin:end])
+                before = held.rows
+        mixed *= made["exit"]
+        return mixed
 
     def _await_dense(self, role: GraphRole, layer: int | None = None) -> None:
         """Wait for dense weights that are still being read; those of `qkv` and `out` come together."""
@@ -249,10 +270,12 @@ class Interpreter:
 
     def _route(self, rows: _Rows, layer: int) -> None:
         """Choose experts, and leave unread what nobody chose."""
-        block = self.model.expert_block(layer)
+        block = self.model.expert_blocks[self._classes[layer]["expert"]]
+        bias = self._dense.vector(layer, "selection_bias") if block.router.selection_bias else None
         with self.recorder.during("route", layer, tokens=len(rows.x)):
+            assert rows.scores is not None
             try:
-                expert_ids, weights = route(rows.scores, block.router)
+                expert_ids, weights = route(rows.scores, block.router, bias)
             except TrapError as error:
                 raise TrapError(error.message, path=f"layer {layer}") from None
             rows.routed = by_expert(expert_ids, weights, block.experts)
@@ -265,7 +288,7 @@ class Interpreter:
     def _add_experts(self, rows: _Rows, instruction: Instruction) -> None:
         """Add what the chosen experts of one group give to their rows."""
         _, layer, group, number = instruction
-        bound, shape_class = self.pager.use(number), self._classes["expert"][layer]
+        bound, shape_class = self.pager.use(number), self._classes[layer]["expert"]
         for expert in self.pager.wanted(layer, group):
             chosen, shares = rows.routed.tokens_of(expert)
             during = partial(self.recorder.during, layer=layer, group=group, expert=expert, tokens=len(chosen))
@@ -284,17 +307,14 @@ class Interpreter:
             self.pager.settle()
             raise
 
-    def _graph(self, role: GraphRole, layer: int, feeds: dict[str, Array]) -> dict[str, Array]:
-        return self._backend.run(role, self._classes[role][layer], feeds)
-
     def _dense_graph(self, role: GraphRole, layer: int, feeds: dict[str, Array]) -> dict[str, Array]:
-        return self._graph(role, layer, feeds | self._dense.inputs(role, layer))
+        return self._backend.run(role, self._classes[layer][role], feeds | self._dense.inputs(role, layer))
 
-    def _key_values(self, layer: int) -> KeyValues:
+    def _nothing_kept(self, layer: int) -> Kept:
+        convolution = self.model.layers[layer].convolution
+        if convolution is not None:
+            return Entered(self.model.convolutions[convolution].taps, self.model.hidden)
         return KeyValues(self.model.attention(layer), self.model.context_length)
-
-
-_LAYER_ROLES: Final[tuple[GraphRole, ...]] = ("qkv", "attend", "out", "expert")
 
 
 def _blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -303,12 +323,22 @@ def _blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + ROW_BLOCK, end)
 
 
-def _attend_feeds(queries: Floats, held: KeyValues, positions: npt.NDArray[np.int64]) -> dict[str, Array]:
+def _attend_feeds(
+    queries: Floats, held: KeyValues, positions: npt.NDArray[np.int64], window: int | None
+) -> dict[str, Array]:
     """Inputs of the graph `attend` for a block of consecutive rows of one sequence.
 
-    A single row takes all the room there is, masked, since that needs no copy; a block takes what its last row sees.
+    A single row takes all the room there is, masked, since that needs no copy; a block takes what its rows see.
     """
-    keys, values = held.whole() if len(positions) == 1 else held.first(int(positions[-1]) + 1)
-    allowed = np.arange(keys.shape[1]) <= positions[:, None]
+    first = 0
+    if len(positions) == 1:
+        keys, values = held.whole()
+    else:
+        first = 0 if window is None else max(0, int(positions[0]) + 1 - window)
+        keys, values = (each[:, first:] for each in held.first(int(positions[-1]) + 1))
+    seen = np.arange(first, first + keys.shape[1])
+    allowed = seen <= positions[:, None]
+    if window is not None:
+        allowed &= seen > positions[:, None] - window
     mask = np.where(allowed, np.float32(0), _FORBIDDEN)
     return {"queries": np.ascontiguousarray(queries), "keys": keys, "values": values, "mask": mask}

@@ -16,7 +16,7 @@ from estream_runtime.host_memory import usable_memory
 from estream_runtime.probe_computing import Held, LayerClock, LayerTime
 from estream_runtime.session import Session
 from estream_spec.errors import LinkError
-from estream_spec.graph_interface import shape_class_of
+from estream_spec.graph_interface import layer_classes
 from estream_spec.model import ModelDescription
 from estream_spec.profile import Count, Curve, DeviceProfile, Duration, ExpertTimes, ReadRate, ShareCurve
 from estream_spec.profile_fit import fit_experts, monotone
@@ -97,7 +97,7 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
 def _computing(session: Session) -> str:
     """What computes, in words."""
     manifest, backend = session.package.manifest, session.backend
-    shape_class = shape_class_of("expert", manifest.model, 0)
+    shape_class = layer_classes(manifest.model, 0)["expert"]
     [activations] = {
         graph.activations for graph in manifest.graphs if (graph.role, graph.shape_class) == ("expert", shape_class)
     }

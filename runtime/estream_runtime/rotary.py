@@ -14,14 +14,18 @@ def rotary_tables(attention: Attention, positions: npt.NDArray[np.int64]) -> tup
     """Cosine and sine of every angle, all in f32, the order of operations being part of the definition.
 
     Args:
-        attention: base and width.
+        attention: frequencies, scale and rotated width.
         positions: `[T]`, tokens before each token.
 
     Returns:
-        Two f32 `[T, head_dim]`, equal in both halves.
+        Two f32 `[T, rotated]`, equal in both halves.
     """
-    width = attention.head_dim
-    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-    frequencies = np.float32(1) / np.float32(attention.rotary.theta) ** exponents
+    rotary, width = attention.rotary, attention.rotated
+    if rotary.frequencies:
+        frequencies = np.array(rotary.frequencies, np.float32)
+    else:
+        exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+        frequencies = np.float32(1) / np.float32(rotary.theta) ** exponents
     angles = np.tile(positions.astype(np.float32)[:, None] * frequencies, 2)
-    return np.cos(angles), np.sin(angles)
+    scale = np.float32(rotary.scale)
+    return np.cos(angles) * scale, np.sin(angles) * scale

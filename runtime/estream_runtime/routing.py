@@ -7,6 +7,7 @@ scores chooses the same experts. A row is routed alike alone and among others.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +15,23 @@ import numpy.typing as npt
 from estream_spec.errors import TrapError
 from estream_spec.model import Router
 
+LEFT_OUT: Final = 0.0
+"""What experts of groups that are left out are preferred by."""
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
 
 
-def route(scores: Floats, router: Router) -> tuple[Ids, Floats]:
+def route(scores: Floats, router: Router, selection_bias: Floats | None = None) -> tuple[Ids, Floats]:
     """Chooses each token's experts and their weights.
 
     Args:
         scores: f32 `[T, E]`, what the router says of each expert.
         router: the rule.
+        selection_bias: f32 `[E]`, added to weights for choosing, where the rule has it.
 
     Returns:
-        Expert ids int32 `[T, k]` from the largest score down, and their weights f32 `[T, k]`.
+        Expert ids int32 `[T, k]` in the order of choice, and their weights f32 `[T, k]`.
 
     Raises:
         TrapError: a score is not finite.
@@ -37,11 +41,65 @@ def route(scores: Floats, router: Router) -> tuple[Ids, Floats]:
         token, expert = np.argwhere(~finite)[0]
         raise TrapError(f"router score {scores[token, expert]} of token row {token}, expert {expert} is not finite")
     scores = np.ascontiguousarray(scores)
-    chosen = np.argsort(-scores, axis=1, kind="stable")[:, : router.top_k]
-    weights = np.take_along_axis(_softmax(scores), chosen, axis=1)
-    if router.family == "softmax-topk-renormalise":
-        weights /= weights.sum(axis=1, keepdims=True)
+    if router.family == "sparsemixer":
+        chosen, weights = _sparsemixer(scores, router)
+    else:
+        shares = _sigmoid(scores) if router.family.startswith("sigmoid") else _softmax(scores)
+        chosen = _largest(_preferences(scores, shares, router, selection_bias), router.top_k)
+        weights = np.take_along_axis(shares, chosen, axis=1)
+        if router.family.endswith("-renormalise"):
+            weights /= weights.sum(axis=1, keepdims=True) + np.float32(router.epsilon)
+    if router.scale != 1:
+        weights = weights * np.float32(router.scale)
     return chosen.astype(np.int32), weights
+
+
+def _preferences(scores: Floats, shares: Floats, router: Router, selection_bias: Floats | None) -> Floats:
+    """What experts are chosen by, `[T, E]`: scores, unless weights are changed for choosing."""
+    if selection_bias is None and router.groups == 1:
+        return scores
+    wanted = shares if selection_bias is None else shares + selection_bias
+    if router.groups == 1:
+        return wanted
+    grouped = wanted.reshape(len(wanted), router.groups, -1)
+    best = -np.sort(-grouped, axis=2)[:, :, : 2 if router.group_score == "two-largest" else 1].sum(axis=2)
+    kept = np.zeros(best.shape, bool)
+    np.put_along_axis(kept, _largest(best, router.top_groups), True, axis=1)
+    return np.where(kept[:, :, None], grouped, np.float32(LEFT_OUT)).reshape(wanted.shape)
+
+
+def _largest(values: Floats, count: int) -> Rows:
+    """Where the largest of each row are, from the largest down; equal ones from the left."""
+    found: Rows = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    return found
+
+
+def _sparsemixer(scores: Floats, router: Router) -> tuple[Rows, Floats]:
+    """One expert after the other, each weighed by the softmax over those whose score is near the best that is left.
+
+    Near means at most `2 tolerance` of the larger of the best score and the score's own size. Source: Sparse
+    Backpropagation for MoE Training (arXiv 2310.00811), as Phi-3.5-MoE computes it without training.
+    """
+    left = scores
+    chosen, weights = [], []
+    for _ in range(router.top_k):
+        best = left.max(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            distance = (best - scores) / np.maximum(np.abs(scores), best)
+        near = np.where(distance > np.float32(2 * router.tolerance), np.float32(-np.inf), left)
+        expert = np.argmax(left, axis=1)[:, None]
+        chosen.append(expert)
+        weights.append(np.take_along_axis(_softmax(near), expert, axis=1))
+        left = left.copy()
+        np.put_along_axis(left, expert, np.float32(-np.inf), axis=1)
+    return np.concatenate(chosen, axis=1), np.concatenate(weights, axis=1)
+
+
+def _sigmoid(scores: Floats) -> Floats:
+    """`1 / (1 + exp(-x))`, in f32."""
+    with np.errstate(over="ignore"):
+        shares: Floats = np.float32(1) / (np.float32(1) + np.exp(-scores))
+    return shares
 
 
 def _softmax(scores: Floats) -> Floats:

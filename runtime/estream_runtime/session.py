@@ -19,7 +19,7 @@ from estream_loader.pager import Pager
 from estream_loader.tokenizing import tokenizer_faults
 from estream_runtime.backends import Backend, default_backend, fallback_notice, open_backend
 from estream_runtime.batch import Batch, Ids
-from estream_runtime.cache import KeyValues
+from estream_runtime.cache import Kept
 from estream_runtime.host_processors import usable_processors
 from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
@@ -362,7 +362,7 @@ class Session:
                 return
             unseen = np.array([token])
 
-    def _next_logits(self, unseen: Ids, cache: Sequence[KeyValues]) -> Floats:
+    def _next_logits(self, unseen: Ids, cache: Sequence[Kept]) -> Floats:
         self._check_open()
         return self._run(Batch.of(unseen, past=cache[0].length), self._interpreter.last_logits, cache, asked=_LAST)
 
@@ -370,7 +370,7 @@ class Session:
         self,
         batch: Batch,
         head: Callable[[Floats], T],
-        cache: Sequence[KeyValues] | None = None,
+        cache: Sequence[Kept] | None = None,
         on_route: OnRoute | None = None,
         asked: Ids | None = None,
     ) -> T:

@@ -17,7 +17,7 @@ from estream_loader.package import Package
 from estream_loader.records import tensors
 from estream_runtime.backends import Array, Backend, MatrixForm
 from estream_spec.constants import TENSOR_ALIGNMENT
-from estream_spec.graph_interface import MATRICES, interface, shape_class_of
+from estream_spec.graph_interface import ROLES, class_count, interface, layer_classes, role_shape
 from estream_spec.layout import round_up
 from estream_spec.manifest import GraphRole, Matrix, RecordLayout
 from estream_spec.model import ModelDescription
@@ -26,8 +26,8 @@ from estream_spec.weights import GROUP_SIZES, expand_nibbles
 Feeds = dict[str, Array]
 """Graph inputs by name."""
 
-_LAYER_ROLES: Final[tuple[GraphRole, ...]] = ("qkv", "out")
-"""Graphs that take dense weights of a layer."""
+_LOOSE: Final = frozenset({"selection_bias", "taps"})
+"""Tensors of a layer's record that no graph takes."""
 _PACKED: Final = (".nibbles", ".multipliers")
 """Parts of matrices that no graph takes as they are."""
 _SIGN: Final = np.uint8(128)
@@ -85,9 +85,16 @@ class DenseWeights:
         model = package.manifest.model
         self._model, self._scratch, self._records = model, scratch, records
         self._layouts = [package.dense.place(number).layout for number in _record_numbers(model)]
-        layers: list[tuple[GraphRole, int]] = [(r, n) for n in range(len(model.layers)) for r in _LAYER_ROLES]
-        self._kinds = {(role, layer): _kind(model, backend, role, layer) for role, layer in [*layers, ("head", 0)]}
+        served: list[tuple[GraphRole, int, int]] = [
+            (role, layer, shape_class)
+            for layer in range(len(model.layers))
+            for role, shape_class in layer_classes(model, layer).items()
+            if role != "expert"
+        ]
+        self._classes = {(role, layer): shape_class for role, layer, shape_class in [*served, ("head", 0, 0)]}
+        self._kinds = {key: backend.weights_of(key[0], shape_class) for key, shape_class in self._classes.items()}
         self._made: dict[tuple[GraphRole, int], _Inputs] = {}
+        self._loose: dict[int, Feeds] = {}
 
     def is_there(self, role: GraphRole, layer: int = 0) -> bool:
         """Whether inputs can be had without waiting for them."""
@@ -99,7 +106,7 @@ class DenseWeights:
             self._records.take(number)
 
     def inputs(self, role: GraphRole, layer: int = 0) -> Feeds:
-        """What the graph `qkv` or `out` of a layer, or `head`, takes as weights, by input.
+        """What a graph of a layer, or `head`, takes as weights, by input.
 
         Raises:
             IntegrityError: the checksum of the record they are in differs or its bytes are missing.
@@ -112,6 +119,10 @@ class DenseWeights:
                 self._records.close()
         return self._made[key]()
 
+    def vector(self, layer: int, name: str) -> Array:
+        """A tensor of a layer that no graph takes, f32, once there are inputs of one of its graphs."""
+        return self._loose[layer][name]
+
     def _needed(self, role: GraphRole, layer: int) -> list[int]:
         """Which of the records a graph takes weights from."""
         if role != "head":
@@ -122,8 +133,13 @@ class DenseWeights:
     def _make(self, role: GraphRole, layer: int) -> _Inputs:
         kind = self._kinds[role, layer]
         number, *embedding = self._needed(role, layer)
-        names = _input_names(role, self._model, layer, kind)
-        made = _inputs(self._layouts[number], self._records.take(number), names, kind, self._scratch)
+        names = _input_names(role, self._model, self._classes[role, layer], kind)
+        record = self._records.take(number)
+        if role != "head":
+            self._loose[layer] = {
+                name: each for name, each in tensors(self._layouts[number], record).items() if name in _LOOSE
+            }
+        made = _inputs(self._layouts[number], record, names, kind, self._scratch)
         if not embedding:
             return made
         tied = _tied_head(self._layouts[embedding[0]], self._records.take(embedding[0]), kind)
@@ -151,11 +167,16 @@ def scratch_for(package: Package) -> Array:
 
     One is enough for all graphs, since one runs at a time. What no graph needs of it is never touched.
     """
-    layouts = package.manifest.layouts
+    model = package.manifest.model
+    names = {
+        role_shape(role, model, shape_class).matrix_names
+        for role in ROLES
+        for shape_class in range(class_count(role, model))
+    }
     rooms = [
-        sum(_room(each) for each in layout.matrices if each.name in names)
-        for layout in layouts
-        for names in MATRICES.values()
+        sum(_room(each) for each in layout.matrices if each.name in together)
+        for layout in package.manifest.layouts
+        for together in names
     ]
     return np.empty(max(rooms), np.uint8)
 
@@ -196,13 +217,9 @@ def _belongs(name: str, inputs: frozenset[str]) -> bool:
     return name in inputs or (name.endswith(_PACKED) and name.rpartition(".")[0] in inputs)
 
 
-def _kind(model: ModelDescription, backend: Backend, role: GraphRole, layer: int) -> MatrixForm:
-    return backend.weights_of(role, shape_class_of(role, model, layer))
-
-
-def _input_names(role: GraphRole, model: ModelDescription, layer: int, kind: MatrixForm) -> frozenset[str]:
+def _input_names(role: GraphRole, model: ModelDescription, shape_class: int, kind: MatrixForm) -> frozenset[str]:
     weights = "int8" if kind == "stored" else kind
-    return frozenset(each.name for each in interface(role, model, shape_class_of(role, model, layer), weights).inputs)
+    return frozenset(each.name for each in interface(role, model, shape_class, weights).inputs)
 
 
 def _tied_head(layout: RecordLayout, record: memoryview, kind: MatrixForm) -> Feeds:
@@ -229,14 +246,18 @@ class ExpertWeights:
     """
 
     def __init__(self, package: Package, backend: Backend, scratch: Array):
-        model = package.manifest.model
-        self._layouts = [package.experts.place(layer).layout for layer in range(len(model.layers))]
-        kinds = [_kind(model, backend, "expert", layer) for layer in range(len(model.layers))]
+        model, layouts = package.manifest.model, package.manifest.layouts
+        self._layouts = [layouts[each.layout] for each in package.experts.table.ranges]
+        kinds = [
+            "f32" if layer.experts is None else backend.weights_of("expert", layer.experts) for layer in model.layers
+        ]
         self._stored = [kind == "stored" for kind in kinds]
         self._unsigned = [kind == "uint8" for kind in kinds]
         self._made = [
             _places([each for each in layout.matrices if _changes(each, unsigned)], scratch)
-            for layout, unsigned in zip(self._layouts, self._unsigned, strict=True)
+            if layer.experts is not None
+            else ()
+            for layer, layout, unsigned in zip(model.layers, self._layouts, self._unsigned, strict=True)
         ]
 
     def bind(self, layer: int, record: memoryview) -> Feeds:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from estream_spec.errors import InvalidError
-from estream_spec.graph_interface import MATRICES, Interface, Value, interface
+from estream_spec.graph_interface import Interface, Value, role_shape
 from estream_spec.manifest import BinaryGraph, GraphRole
 from estream_spec.model import ModelDescription
 from estream_spec.weights import Encoding, matrix_parts
@@ -72,27 +72,24 @@ def fixed_interface(
     Raises:
         InvalidError: there is no such shape class, or another number of matrices.
     """
-    names = MATRICES[role]
-    if len(encodings) != len(names):
-        found = f"{len(encodings)} encodings for role {role!r}, which has {len(names)} matrices"
+    shape = role_shape(role, model, shape_class)
+    if len(encodings) != len(shape.matrices):
+        found = f"{len(encodings)} encodings for role {role!r}, which has {len(shape.matrices)} matrices"
         raise InvalidError(found, path="binaries")
-    portable = interface(role, model, shape_class, "f32")
     sizes = {"T": tokens, "S": keys}
-    stored = dict(zip(names, encodings, strict=True))
-    inputs: list[Value] = []
-    for value in portable.inputs:
-        shape = tuple(sizes[size] if isinstance(size, str) else size for size in value.shape)
-        if value.name in stored:
-            rows, columns = shape
-            parts = matrix_parts(value.name, stored[value.name], rows, columns)
-            inputs += (Value(part.name, part.dtype, part.shape) for part in parts)
-        else:
-            inputs.append(Value(value.name, value.dtype, shape))
-    outputs = (
-        Value(value.name, value.dtype, tuple(sizes[size] if isinstance(size, str) else size for size in value.shape))
-        for value in portable.outputs
+
+    def fixed(value: Value) -> Value:
+        dimensions = (sizes[each] if isinstance(each, str) else each for each in value.shape)
+        return Value(value.name, value.dtype, tuple(dimensions))
+
+    parts = (
+        Value(part.name, part.dtype, part.shape)
+        for (name, rows, columns), encoding in zip(shape.matrices, encodings, strict=True)
+        for part in matrix_parts(name, encoding, rows, columns)
     )
-    return Interface(tuple(inputs), tuple(outputs))
+    return Interface(
+        inputs=(*map(fixed, (*shape.inputs, *shape.vectors)), *parts), outputs=tuple(map(fixed, shape.outputs))
+    )
 
 
 def interface_of(graph: BinaryGraph, model: ModelDescription) -> Interface:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from estream_spec.graph_interface import MATRICES, class_count
+from estream_spec.graph_interface import class_count, role_shape
 from estream_spec.manifest import Binary, BinaryGraph, Manifest
 from estream_spec.model import ModelDescription
 from estream_spec.rulebook import refusal
@@ -62,7 +62,7 @@ def _misfit(graph: BinaryGraph, model: ModelDescription) -> str | None:
     """Why a graph serves nothing in a model, or None."""
     if graph.shape_class >= (count := class_count(graph.role, model)):
         return f"shape class {graph.shape_class} of role {graph.role!r}, the model has {count}"
-    if len(graph.encodings) != (count := len(MATRICES[graph.role])):
+    if len(graph.encodings) != (count := len(role_shape(graph.role, model, graph.shape_class).matrices)):
         return f"{len(graph.encodings)} encodings for role {graph.role!r}, which has {count} matrices"
     if (graph.keys > 0) != (graph.role == "attend"):
         wanted = "at least 1" if graph.role == "attend" else "0"

@@ -5,10 +5,11 @@ The functions for each kind of record take the encoding of each matrix by name; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from estream_spec.constants import TENSOR_ALIGNMENT
+from estream_spec.graph_interface import MatrixInput, Value, layer_classes, role_shape
 from estream_spec.manifest import Matrix, RecordLayout, Tensor
 from estream_spec.model import ModelDescription
 from estream_spec.weights import Encoding, Part, embedding_parts, matrix_parts
@@ -38,46 +39,50 @@ def plan_record(matrices: Sequence[Matrix], vectors: Sequence[Part] = ()) -> Rec
 
 
 def expert_layout(model: ModelDescription, shape_class: int, encodings: Mapping[str, Encoding]) -> RecordLayout:
-    """The record of one expert: gate and up `[hidden, intermediate]`, down `[intermediate, hidden]`."""
-    hidden, inner = model.hidden, model.expert_blocks[shape_class].intermediate
-    shapes = {"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}
-    return plan_record(_matrices(shapes, encodings))
+    """The record of one expert: its biases, and gate, up and down."""
+    shape = role_shape("expert", model, shape_class)
+    return plan_record(_matrices(shape.matrices, encodings), _vectors(shape.vectors))
 
 
 def layer_layout(model: ModelDescription, layer: int, encodings: Mapping[str, Encoding]) -> RecordLayout:
-    """The dense record of one layer: norms, router, and the four attention projections."""
-    attention, experts = model.attention(layer), model.expert_block(layer).experts
-    queries, keys = attention.heads * attention.head_dim, attention.key_value_heads * attention.head_dim
-    vectors = [_vector("attention_norm", model.hidden), _vector("expert_norm", model.hidden)]
-    if attention.qk_norm == "full":
-        vectors += [_vector("q_norm", queries), _vector("k_norm", keys)]
-    router = Matrix(name="router", encoding="f32", rows=model.hidden, columns=experts)
-    shapes = {
-        "q": (model.hidden, queries),
-        "k": (model.hidden, keys),
-        "v": (model.hidden, keys),
-        "o": (queries, model.hidden),
-    }
-    return plan_record((router, *_matrices(shapes, encodings)), vectors)
+    """The dense record of one layer: what its graphs take, experts left out, and what is computed without any."""
+    shapes = [
+        role_shape(role, model, shape_class)
+        for role, shape_class in layer_classes(model, layer).items()
+        if role != "expert"
+    ]
+    vectors = [vector for shape in shapes for vector in shape.vectors]
+    described = model.layers[layer]
+    if described.convolution is not None:
+        taps = model.convolutions[described.convolution].taps
+        vectors.append(Value("taps", "f32", (taps, model.hidden)))
+    routers = []
+    if described.experts is not None:
+        block = model.expert_blocks[described.experts]
+        routers.append(Matrix(name="router", encoding="f32", rows=model.hidden, columns=block.experts))
+        if block.router.selection_bias:
+            vectors.append(Value("selection_bias", "f32", (block.experts,)))
+    matrices = _matrices([matrix for shape in shapes for matrix in shape.matrices], encodings)
+    return plan_record((*routers, *matrices), _vectors(each for each in vectors if each.name != "router"))
 
 
 def embedding_layout(model: ModelDescription, encodings: Mapping[str, Encoding]) -> RecordLayout:
     """The dense record of the embedding, `[vocabulary, hidden]`."""
-    return plan_record(_matrices({"embedding": (model.vocabulary, model.hidden)}, encodings))
+    return plan_record(_matrices([MatrixInput("embedding", model.vocabulary, model.hidden)], encodings))
 
 
 def final_layout(model: ModelDescription, encodings: Mapping[str, Encoding]) -> RecordLayout:
     """The last dense record: the final norm, and the head `[hidden, vocabulary]` unless it is tied."""
-    shapes = {} if model.tied_head else {"head": (model.hidden, model.vocabulary)}
-    return plan_record(_matrices(shapes, encodings), [_vector("final_norm", model.hidden)])
+    shape = role_shape("head", model, 0)
+    return plan_record(_matrices(() if model.tied_head else shape.matrices, encodings), _vectors(shape.vectors))
 
 
-def _matrices(shapes: dict[str, tuple[int, int]], encodings: Mapping[str, Encoding]) -> tuple[Matrix, ...]:
+def _matrices(inputs: Iterable[MatrixInput], encodings: Mapping[str, Encoding]) -> tuple[Matrix, ...]:
     return tuple(
         Matrix(name=name, encoding=encodings.get(name, "f32"), rows=rows, columns=columns)
-        for name, (rows, columns) in shapes.items()
+        for name, rows, columns in inputs
     )
 
 
-def _vector(name: str, length: int) -> Part:
-    return Part(name=name, dtype="f32", shape=(length,))
+def _vectors(values: Iterable[Value]) -> list[Part]:
+    return [Part(name=each.name, dtype="f32", shape=tuple(map(int, each.shape))) for each in values]

@@ -31,6 +31,10 @@ MAX_DIMENSION: Final = 1 << 24
 MAX_INTEGER_ROWS: Final = 1 << 17
 """Rows of a quantised matrix: so many products of 8-bit numbers fit a 32-bit sum."""
 MAX_SHAPE_CLASSES: Final = 64
+MAX_FREQUENCIES: Final = 4096
+"""Rotary frequencies of one attention shape class."""
+MAX_TAPS: Final = 64
+"""Tokens that one output of a convolution depends on."""
 MAX_TENSORS: Final = 64
 """Tensors in one record layout."""
 MAX_GRAPHS: Final = 1024

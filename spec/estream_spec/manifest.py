@@ -27,7 +27,7 @@ Activations = Literal["f32", "dynamic-int8"]
 """What enters a matrix product: f32, or each token quantised to 8 bits on the spot."""
 GraphWeights = Literal["f32", "int8", "uint8"]
 """What a graph takes as a matrix: f32, int8 with a scale per column, or that plus 128 as uint8."""
-GraphRole = Literal["qkv", "attend", "out", "expert", "head"]
+GraphRole = Literal["qkv", "attend", "convolve", "out", "expert", "dense", "head"]
 BinaryTarget = Literal["htp"]
 """Accelerators that binaries are compiled for: `htp` is the Hexagon tensor processor, by way of Qualcomm's QNN."""
 PolicyName = Literal["on-demand", "post-routing", "pre-routing", "resident"]

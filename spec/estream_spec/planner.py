@@ -18,7 +18,7 @@ from estream_spec import limits
 from estream_spec.errors import LinkError
 from estream_spec.profile import DeviceProfile
 from estream_spec.recurrence import Policy, simulate
-from estream_spec.routing_load import Floats, even_shares, expected_load, few_tokens
+from estream_spec.routing_load import Floats, even_layers, expected_load, few_tokens
 from estream_spec.sizes import bytes_text
 from estream_spec.workload import RUNTIME_BYTES, GroupedWork, Workload, activation_bytes, grouped_work, head_s
 
@@ -193,8 +193,7 @@ def predictions(
 
     A session reads nothing before routing for few tokens, so no plan does.
     """
-    blocks = [workload.model.expert_block(layer) for layer in range(len(workload.model.layers))]
-    shares = [even_shares(block) for block in blocks] if shares is None else shares
+    shares = even_layers(workload.model) if shares is None else shares
     loads = [expected_load(share, tokens) for share in shares]
     lanes = choose_lanes(profile)
     ahead: tuple[Policy, ...] = (

@@ -37,13 +37,18 @@ class RoutingLoad:
 
 def few_tokens(model: ModelDescription, tokens: int) -> bool:
     """Whether so many tokens are too few to read experts for before they are routed, in any of the layers."""
-    blocks = (model.expert_block(layer) for layer in range(len(model.layers)))
-    return tokens * min(block.router.top_k / block.experts for block in blocks) < FEW_TOKENS
+    return tokens * min(block.router.top_k / block.experts for block in model.expert_blocks) < FEW_TOKENS
 
 
 def even_shares(block: ExpertBlock) -> Floats:
     """The probability of each expert to be picked by a token when all are alike."""
     return np.full(block.experts, block.router.top_k / block.experts)
+
+
+def even_layers(model: ModelDescription) -> list[Floats]:
+    """The shares of the experts of each layer when all of it are alike; empty where there are none."""
+    layers = range(len(model.layers))
+    return [even_shares(model.expert_block(layer)) if layer in model.expert_layers else np.empty(0) for layer in layers]
 
 
 def shares_of(counts: Sequence[int], block: ExpertBlock) -> Floats:

@@ -17,10 +17,10 @@ from estream_spec.binary_rules import check_binaries
 from estream_spec.constants import SectionType
 from estream_spec.container import Container
 from estream_spec.errors import located
-from estream_spec.graph_interface import MATRICES, ROLES, VARIANTS, class_count, output_classes
+from estream_spec.graph_interface import ROLES, VARIANTS, class_count, layer_classes, role_shape
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
 from estream_spec.manifest import Activations, DeviceConfiguration, GraphRole, GraphWeights, Manifest, RecordLayout
-from estream_spec.model import ModelDescription
+from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription
 from estream_spec.records import DirectoryEntry, RecordTable
 from estream_spec.rulebook import refusal
 from estream_spec.weights import Encoding
@@ -64,33 +64,104 @@ def _check_model(model: ModelDescription) -> None:
     message = f"norm_epsilon {model.norm_epsilon}, expected a number that is finite as f32"
     _require(finite, "EMOE-MOD-001", message, f"{path}.norm_epsilon")
     for index, attention in enumerate(model.attentions):
-        where = f"{path}.attentions[{index}]"
-        for name, number, rule in (
-            ("rotary.theta", attention.rotary.theta, "EMOE-MOD-002"),
-            ("clip_qkv", attention.clip_qkv, "EMOE-MOD-003"),
-        ):
-            if number is not None:
-                fits = 0 < as_f32(number) < math.inf
-                message = f"{name} {number}, expected a number that is finite and above 0 as f32"
-                _require(fits, rule, message, f"{where}.{name}")
-        heads, shared = attention.heads, attention.key_value_heads
-        message = f"{heads} heads and {shared} key_value_heads, expected a divisor"
-        _require(heads % shared == 0, "EMOE-MOD-004", message, f"{where}.key_value_heads")
-        message = f"head_dim {attention.head_dim} is odd, expected an even one"
-        _require(attention.head_dim % 2 == 0, "EMOE-MOD-005", message, f"{where}.head_dim")
-        width = heads * attention.head_dim
-        message = f"heads are {width} wide, the limit is {limits.MAX_DIMENSION}"
-        _require(width <= limits.MAX_DIMENSION, "EMOE-MOD-006", message, where)
+        _check_attention(attention, f"{path}.attentions[{index}]")
     for index, block in enumerate(model.expert_blocks):
-        top_k = block.router.top_k
-        message, where = f"top_k {top_k} of {block.experts} experts", f"{path}.expert_blocks[{index}].router.top_k"
-        _require(top_k <= block.experts, "EMOE-MOD-007", message, where)
-    _check_classes((layer.attention for layer in model.layers), len(model.attentions), f"{path}.attentions")
-    _check_classes((layer.experts for layer in model.layers), len(model.expert_blocks), f"{path}.expert_blocks")
+        _check_experts(block, f"{path}.expert_blocks[{index}]")
+    for index, layer in enumerate(model.layers):
+        _check_layer(layer, f"{path}.layers[{index}]")
+    for name, classes in (
+        ("attention", model.attentions),
+        ("experts", model.expert_blocks),
+        ("dense", model.dense_blocks),
+        ("convolution", model.convolutions),
+    ):
+        used = (getattr(layer, name) for layer in model.layers)
+        where = f"{path}.{_CLASSES[name]}"
+        _check_classes((each for each in used if each is not None), len(classes), where)
     tokens = [*model.end_tokens, *([] if model.begin_token is None else [model.begin_token])]
     for token in tokens:
         message = f"token {token} in a vocabulary of {model.vocabulary}, expected a lower one"
         _require(token < model.vocabulary, "EMOE-MOD-009", message, path)
+
+
+_CLASSES = {
+    "attention": "attentions",
+    "experts": "expert_blocks",
+    "dense": "dense_blocks",
+    "convolution": "convolutions",
+}
+
+
+def _check_attention(attention: Attention, where: str) -> None:
+    rotary, heads, shared = attention.rotary, attention.heads, attention.key_value_heads
+    for name, number, rule in (
+        ("rotary.theta", rotary.theta, "EMOE-MOD-002"),
+        *(("rotary.frequencies", number, "EMOE-MOD-002") for number in rotary.frequencies),
+        ("rotary.scale", rotary.scale, "EMOE-MOD-002"),
+        ("clip_qkv", attention.clip_qkv, "EMOE-MOD-003"),
+        ("scale", attention.scale, "EMOE-MOD-003"),
+    ):
+        _check_positive(number, rule, f"{where}.{name}")
+    message = f"{heads} heads and {shared} key_value_heads, expected a divisor"
+    _require(heads % shared == 0, "EMOE-MOD-004", message, f"{where}.key_value_heads")
+    rotated = attention.rotated
+    message = f"{rotated} numbers of {attention.head_dim} in a head are rotated, expected an even number of them"
+    _require(rotated % 2 == 0 and rotated <= attention.head_dim, "EMOE-MOD-005", message, f"{where}.head_dim")
+    count = len(rotary.frequencies)
+    message = f"{count} frequencies for {rotated} rotated numbers, expected none or {rotated // 2}"
+    _require(count in (0, rotated // 2), "EMOE-MOD-010", message, f"{where}.rotary.frequencies")
+    width = heads * max(attention.head_dim, attention.value_width)
+    message = f"heads are {width} wide, the limit is {limits.MAX_DIMENSION}"
+    _require(width <= limits.MAX_DIMENSION, "EMOE-MOD-006", message, where)
+    if attention.latent is not None:
+        plain = attention.qk_norm == "none" and attention.clip_qkv is None and not attention.bias
+        message = "latent attention with qk_norm, clip_qkv or bias, expected none of them"
+        _require(plain, "EMOE-MOD-011", message, f"{where}.latent")
+        message = f"latent attention of {heads} heads and {shared} key_value_heads, expected as many"
+        _require(heads == shared, "EMOE-MOD-011", message, f"{where}.key_value_heads")
+        message = f"latent attention rotates {rotated} of {attention.head_dim} numbers in a head, expected fewer"
+        _require(rotated < attention.head_dim, "EMOE-MOD-011", message, f"{where}.rotary.width")
+
+
+def _check_experts(block: ExpertBlock, where: str) -> None:
+    router, path = block.router, f"{where}.router"
+    message = f"top_k {router.top_k} of {block.experts} experts"
+    _require(router.top_k <= block.experts, "EMOE-MOD-007", message, f"{path}.top_k")
+    groups = router.groups
+    message = f"{groups} groups of {block.experts} experts, {router.top_groups} of them not left out"
+    even = block.experts % groups == 0 and router.top_groups <= groups
+    size = block.experts // groups
+    enough = router.top_groups * size >= router.top_k and (router.group_score == "largest" or groups == 1 or size >= 2)
+    _require(even and enough, "EMOE-MOD-012", f"{message}: they do not serve top_k {router.top_k}", f"{path}.groups")
+    mixer = router.family == "sparsemixer"
+    message = f"family {router.family!r} with tolerance {router.tolerance}"
+    _require(mixer or router.tolerance == 0, "EMOE-MOD-013", f"{message}, expected 0", f"{path}.tolerance")
+    message = "family 'sparsemixer' with groups, or a selection bias, expected neither"
+    _require(not mixer or (groups == 1 and not router.selection_bias), "EMOE-MOD-013", message, path)
+    _check_positive(router.scale, "EMOE-MOD-013", f"{path}.scale")
+    for name, number in (("epsilon", router.epsilon), ("tolerance", router.tolerance)):
+        message = f"{name} {number}, expected a number that is finite as f32"
+        _require(math.isfinite(as_f32(number)), "EMOE-MOD-013", message, f"{path}.{name}")
+    clamped = block.activation == "clamped-swiglu"
+    message = f"activation {block.activation!r} with limit {block.limit}, expected {'one' if clamped else 'none'}"
+    _require((block.limit is not None) == clamped, "EMOE-MOD-014", message, f"{where}.limit")
+    _check_positive(block.limit, "EMOE-MOD-014", f"{where}.limit")
+
+
+def _check_layer(layer: Layer, where: str) -> None:
+    message = "a layer has attention or a convolution, expected one of them"
+    _require((layer.attention is None) != (layer.convolution is None), "EMOE-MOD-015", message, where)
+    message = "a layer has neither experts nor a dense block, expected one or both"
+    _require(layer.experts is not None or layer.dense is not None, "EMOE-MOD-015", message, where)
+    message = "a convolution has no window, expected none"
+    _require(layer.attention is not None or layer.window is None, "EMOE-MOD-015", message, f"{where}.window")
+
+
+def _check_positive(number: float | None, rule: str, where: str) -> None:
+    if number is not None:
+        name = where.rpartition("].")[2]
+        message = f"{name} {number}, expected a number that is finite and above 0 as f32"
+        _require(0 < as_f32(number) < math.inf, rule, message, where)
 
 
 def _check_classes(used: Iterable[int], count: int, path: str) -> None:
@@ -140,15 +211,14 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
         LimitError: a record longer than `MAX_RECORD_LENGTH`.
     """
     model, layouts = manifest.model, manifest.layouts
-    used = {record_range.layout for table in (dense, experts) for record_range in table.ranges}
+    used = {each.layout for table in (dense, experts) for each in table.ranges if each.count}
     odd = min(used ^ set(range(len(layouts))), default=None)
     message = f"layout {odd} is used or defined, expected both; there are {len(layouts)}"
     _require(odd is None, "EMOE-LAY-002", message, "manifest.layouts")
     dense_counts = [1] * (len(model.layers) + 2)
-    expert_counts = [model.expert_block(layer).experts for layer in range(len(model.layers))]
     for table, section_type, counts in (
         (dense, SectionType.DENSE, dense_counts),
-        (experts, SectionType.EXPERTS, expert_counts),
+        (experts, SectionType.EXPERTS, model.expert_counts),
     ):
         own = SectionType(section_type + 1)
         path = own.name.lower()
@@ -166,7 +236,7 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
             message = f"{matrix.rows} rows of {matrix.encoding}, the limit is {limits.MAX_INTEGER_ROWS}"
             where = f"manifest.layouts[{index}].{matrix.name}"
             _require(not summed or matrix.rows <= limits.MAX_INTEGER_ROWS, "EMOE-LAY-003", message, where)
-    graphs = _graph_weights(manifest)
+    weights = {(graph.role, graph.shape_class): graph.weights for graph in manifest.graphs}
     encodings = [{matrix.name: matrix.encoding for matrix in layout.matrices} for layout in layouts]
     for number, record_range in enumerate(dense.ranges):
         given = encodings[record_range.layout]
@@ -178,42 +248,36 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
             expected = embedding_layout(model, given)
         elif number <= len(model.layers):
             expected = layer_layout(model, number - 1, given)
-            _check_weights(graphs, "qkv", number - 1, given)
-            _check_weights(graphs, "out", number - 1, given)
+            for role, shape_class in layer_classes(model, number - 1).items():
+                if role != "expert":
+                    _check_weights(manifest, weights, (role, shape_class), f"layer {number - 1}", given)
         else:
             expected = final_layout(model, given)
             source = encodings[dense.ranges[0].layout].get("embedding") if model.tied_head else given.get("head")
-            _check_weights(graphs, "head", 0, {"head": source or "f32"})
+            _check_weights(manifest, weights, ("head", 0), "end", {"head": source or "f32"})
         _check_layout(layouts[record_range.layout], expected, record_range.layout)
-    for layer, record_range in enumerate(experts.ranges):
-        given = encodings[record_range.layout]
-        expected = expert_layout(model, model.layers[layer].experts, given)
-        _check_weights(graphs, "expert", layer, given)
-        _check_layout(layouts[record_range.layout], expected, record_range.layout)
-
-
-def _graph_weights(manifest: Manifest) -> dict[GraphRole, list[GraphWeights]]:
-    """What the graph of each role that serves a layer takes as matrices, by layer; for the head once."""
-    model = manifest.model
-    weights = {(graph.role, graph.shape_class): graph.weights for graph in manifest.graphs}
-    pairs = {pair: index for index, pair in enumerate(output_classes(model))}
-    return {
-        "qkv": [weights["qkv", layer.attention] for layer in model.layers],
-        "out": [weights["out", pairs[layer.attention, layer.experts]] for layer in model.layers],
-        "expert": [weights["expert", layer.experts] for layer in model.layers],
-        "head": [weights["head", 0]],
-    }
+    for number, record_range in enumerate(experts.ranges):
+        expert_class = model.layers[number].experts
+        if expert_class is not None:
+            given = encodings[record_range.layout]
+            expected = expert_layout(model, expert_class, given)
+            _check_weights(manifest, weights, ("expert", expert_class), f"layer {number}", given)
+            _check_layout(layouts[record_range.layout], expected, record_range.layout)
 
 
 def _check_weights(
-    graphs: Mapping[GraphRole, Sequence[GraphWeights]], role: GraphRole, layer: int, encodings: Mapping[str, Encoding]
+    manifest: Manifest,
+    weights: Mapping[tuple[GraphRole, int], GraphWeights],
+    graph: tuple[GraphRole, int],
+    where: str,
+    encodings: Mapping[str, Encoding],
 ) -> None:
     """Matrices a graph takes must be stored as f32 if it takes f32, and in no other case."""
-    taken = graphs[role][layer]
-    for name in MATRICES[role]:
+    taken = weights[graph]
+    for name in role_shape(graph[0], manifest.model, graph[1]).matrix_names:
         encoding = encodings.get(name, "f32")
         wanted = "expected f32" if taken == "f32" else "expected a quantised one"
-        message = f"layer {layer} stores {name!r} as {encoding}, its {role} graph takes {taken}: {wanted}"
+        message = f"{where} stores {name!r} as {encoding}, its {graph[0]} graph takes {taken}: {wanted}"
         _require((taken == "f32") == (encoding == "f32"), "EMOE-GRA-005", message, "manifest.graphs")
 
 
@@ -234,10 +298,12 @@ def _check_ranges(table: RecordTable, section: DirectoryEntry, manifest: Manifes
         _require(record_range.record_length <= limits.MAX_RECORD_LENGTH, "EMOE-TAB-008", message, where)
         message = f"range begins at {record_range.base}, expected {end}"
         _require(record_range.base == end, "EMOE-TAB-009", message, f"{where}.base")
-        payload = manifest.layouts[record_range.layout].payload_length
+        payload = manifest.layouts[record_range.layout].payload_length if record_range.count else 0
         expected = round_up(payload, page_size)
         message = f"record of {record_range.record_length} bytes for a payload of {payload}, expected {expected}"
         _require(record_range.record_length == expected, "EMOE-TAB-010", message, f"{where}.record_length")
+        message = f"layout {record_range.layout} of a range without records, expected 0"
+        _require(record_range.count > 0 or record_range.layout == 0, "EMOE-TAB-010", message, f"{where}.layout")
         end = record_range.end
     message = f"ranges end at {end}, the section has {section.length} bytes"
     _require(end == section.length, "EMOE-TAB-011", message, path)

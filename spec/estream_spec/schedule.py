@@ -14,6 +14,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 from estream_spec.constants import PROGRAM_MAGIC
 from estream_spec.limits import MAX_INSTRUCTIONS
 from estream_spec.manifest import DeviceConfiguration, PolicyName
+from estream_spec.model import ModelDescription
 from estream_spec.records import RecordTable, Structure
 from estream_spec.rulebook import refusal
 
@@ -77,6 +78,7 @@ class Opcode(IntEnum):
     HALT = 10
     SHARED = 11
     DENSE = 12
+    """Compute the dense block of a layer, of every row."""
     PREDICT = 13
     PREFETCH = 14
     DEMAND_FILL = 15
@@ -95,6 +97,7 @@ OPERANDS: Final[dict[int, tuple[str, ...]]] = {
     Opcode.EXPERTS: _PLACE,
     Opcode.RELEASE: _PLACE,
     Opcode.COMBINE: ("layer",),
+    Opcode.DENSE: ("layer",),
     Opcode.HEAD: (),
     Opcode.HALT: (),
 }
@@ -229,17 +232,20 @@ class ExpertShape:
     """All that programs depend on in a model and its records.
 
     Attributes:
-        counts: experts of each layer.
+        counts: experts of each layer, 0 where it has none.
         record_lengths: bytes of an expert record of each layer, padding included.
+        dense_layers: the layers that have a dense block.
     """
 
     counts: tuple[int, ...]
     record_lengths: tuple[int, ...]
+    dense_layers: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, experts: RecordTable) -> Self:
-        """The shape that an expert table describes."""
+    def of(cls, model: ModelDescription, experts: RecordTable) -> Self:
+        """The shape of a model with this expert table."""
         return cls(
+            dense_layers=frozenset(number for number, layer in enumerate(model.layers) if layer.dense is not None),
             counts=tuple(each.count for each in experts.ranges),
             record_lengths=tuple(each.record_length for each in experts.ranges),
         )
@@ -251,6 +257,12 @@ class ExpertShape:
     def group_counts(self, group_size: int) -> list[int]:
         """Groups of each layer; the last of a layer may be ragged."""
         return [-(-count // group_size) for count in self.counts]
+
+    def steps(self, layer: int) -> tuple[Opcode, ...]:
+        """The instructions of a layer that have one order in every program."""
+        routed = (Opcode.ROUTE,) if self.counts[layer] else ()
+        dense = (Opcode.DENSE,) if layer in self.dense_layers else ()
+        return Opcode.ATTEND, *routed, *dense, Opcode.COMBINE
 
     def group_bytes(self, layer: int, group: int, group_size: int) -> int:
         """Bytes of a group's records."""

@@ -131,11 +131,13 @@ def _prefill(shape: ExpertShape, group_size: int, window: int, fills: _Fills | N
         yield from fills.up_to(window)
     yield Instruction(Opcode.EMBED)
     for layer, count in enumerate(shape.group_counts(group_size)):
-        yield Instruction(Opcode.ATTEND, layer)
-        yield Instruction(Opcode.ROUTE, layer)
+        before, *steps = shape.steps(layer)
+        yield Instruction(before, layer)
         end = number + count
-        if fills is not None:
-            yield from fills.up_to(min(number + window, end))
+        for step in steps[:-1]:
+            yield Instruction(step, layer)
+            if step == Opcode.ROUTE and fills is not None:  # before the dense block, which hides the reading
+                yield from fills.up_to(min(number + window, end))
         for group in range(count):
             place = layer, group, number % window
             if fills is not None:

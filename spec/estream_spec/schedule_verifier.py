@@ -27,7 +27,9 @@ from estream_spec.schedule import (
 
 LOADING: Final = frozenset({Opcode.FILL, Opcode.AWAIT, Opcode.HALT})
 """What a program that only loads may do."""
-_STEPS: Final = frozenset({Opcode.EMBED, Opcode.ATTEND, Opcode.ROUTE, Opcode.COMBINE, Opcode.HEAD, Opcode.HALT})
+_STEPS: Final = frozenset(
+    {Opcode.EMBED, Opcode.ATTEND, Opcode.ROUTE, Opcode.DENSE, Opcode.COMBINE, Opcode.HEAD, Opcode.HALT}
+)
 """Opcodes that have one order in every program; the others are about banks."""
 
 
@@ -141,6 +143,7 @@ class _Machine:
 
     def __init__(self, program: Program, shape: ExpertShape, path: str):
         self._path = path
+        self._shape = shape
         self._loads = program.phase == Phase.LOAD
         self._counts = shape.group_counts(program.group_size)
         self._first = (0, *accumulate(self._counts))
@@ -156,7 +159,7 @@ class _Machine:
         self._waiting = self.furthest_ahead = 0
         # The step that must come next, and how the layer at work stands.
         self._expected = Instruction(Opcode.HALT if self._loads else Opcode.EMBED)
-        self._routed: int | None = None
+        self._computing: int | None = None
         self._computed, self._last_group = 0, -1
         self._halted = False
         self._at: tuple[int, Instruction] | None = None
@@ -202,7 +205,7 @@ class _Machine:
             self._refuse("EMOE-SCH-014", f"operands are {layer}, {group}, {bank}, expected 0 where they are not used")
         if layer >= len(self._counts):
             self._refuse("EMOE-SCH-015", f"model has {len(self._counts)} layers")
-        if group >= self._counts[layer]:
+        if "group" in operands and group >= self._counts[layer]:
             self._refuse("EMOE-SCH-016", f"layer has {self._counts[layer]} groups")
         if bank >= len(self._states):
             self._refuse("EMOE-SCH-017", f"program has {len(self._states)} banks")
@@ -220,17 +223,18 @@ class _Machine:
         match opcode:
             case Opcode.EMBED:
                 self._expected = Instruction(Opcode.ATTEND, 0)
-            case Opcode.ATTEND:
-                self._expected = Instruction(Opcode.ROUTE, layer)
-            case Opcode.ROUTE:
-                self._expected = Instruction(Opcode.COMBINE, layer)
-                self._routed, self._computed, self._last_group = layer, 0, -1
             case Opcode.COMBINE:
                 if self._computed < self._counts[layer]:
                     self._refuse("EMOE-SCH-030", f"{self._computed} of {self._counts[layer]} groups are computed")
                 last = layer + 1 == len(self._counts)
                 self._expected = Instruction(Opcode.HEAD) if last else Instruction(Opcode.ATTEND, layer + 1)
-                self._routed = None
+                self._computing = None
+            case Opcode.ATTEND | Opcode.ROUTE | Opcode.DENSE:
+                steps = self._shape.steps(layer)
+                following = steps[steps.index(Opcode(opcode)) + 1]
+                self._expected = Instruction(following, layer)
+                if following == Opcode.COMBINE:
+                    self._computing, self._computed, self._last_group = layer, 0, -1
             case Opcode.HEAD:
                 self._expected = Instruction(Opcode.HALT)
             case _:
@@ -253,7 +257,7 @@ class _Machine:
     def _compute(self, instruction: Instruction) -> None:
         _, layer, group, _ = instruction
         self._move(instruction, BankState.READY, BankState.IN_USE, "EMOE-SCH-025")
-        if self._routed != layer:
+        if self._computing != layer:
             self._refuse("EMOE-SCH-028", "expected between ROUTE and COMBINE of its layer")
         if group <= self._last_group:
             self._refuse("EMOE-SCH-029", f"behind group {self._last_group}, expected a higher one")

@@ -24,9 +24,9 @@ from estream_spec import limits
 from estream_spec.errors import MalformedError
 from estream_spec.json_text import decode_json
 
-Activity = Literal["embed", "attention", "route", "wait", "expand", "gather", "products", "scatter", "head"]
-"""What computing does: rows of the embedding; the graphs `qkv`, `attend` and `out`; choosing experts; standing still
-until experts are in the arena; stored weights of an expert to what its graph takes; the rows of its tokens; the graph
+Activity = Literal["embed", "attention", "route", "dense", "wait", "expand", "gather", "products", "scatter", "head"]
+"""What computing does: rows of the embedding; the graphs `qkv`, `attend`, `convolve` and `out`; choosing experts; the
+graph `dense`; standing still until experts are in the arena; stored weights of an expert to what its graph takes; the rows of its tokens; the graph
 `expert`; adding what it gave; the graph `head`."""
 BankEvent = Literal["filling", "ready", "in use"]
 Name = Literal[Activity, "read", BankEvent]
@@ -45,6 +45,7 @@ WORDS: Final[dict[Activity, str]] = {
     "wait": "waiting for reads",
     "attention": "attention",
     "route": "routing",
+    "dense": "dense blocks",
     "expand": "expansion of experts",
     "gather": "gather of rows",
     "products": "matrix products",

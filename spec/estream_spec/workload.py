@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from estream_spec.graph_interface import layer_classes, role_shape
 from estream_spec.model import ModelDescription
 from estream_spec.profile import DeviceProfile
 from estream_spec.records import RecordRange
-from estream_spec.recurrence import ROUTED, WHOLE, LayerTimes, Timeline
+from estream_spec.recurrence import ROUTED, WHOLE, LayerTimes, Timeline, busy_layer
 from estream_spec.routing_load import Floats, RoutingLoad
 
 RUNTIME_BYTES: Final = 192 << 20
@@ -37,12 +38,12 @@ class Workload:
     @property
     def expert_counts(self) -> tuple[int, ...]:
         """Experts of each layer."""
-        return tuple(self.model.expert_block(layer).experts for layer in range(len(self.model.layers)))
+        return self.model.expert_counts
 
     @property
     def expert_bytes(self) -> int:
         """Bytes of all expert records."""
-        return sum(count * length for count, length in zip(self.expert_counts, self.record_lengths, strict=True))
+        return sum(count * length for count, length in zip(self.model.expert_counts, self.record_lengths, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,13 +79,22 @@ def layer_s(model: ModelDescription, layer: int, profile: DeviceProfile, tokens:
 def layer_operations(model: ModelDescription, layer: int, tokens: int) -> int:
     """Operations counted for all but the experts of a layer.
 
-    These are the products of the attention projections, of the router, and of attention over half of all pairs of
-    tokens. A rate for them has to pay for norms, rotation and softmax too.
+    These are the products with all matrices, and attention over half of all pairs of tokens. A rate for them has to pay
+    for norms, rotation and softmax too.
     """
-    attention, hidden = model.attention(layer), model.hidden
-    queries, keys = attention.heads * attention.head_dim, attention.key_value_heads * attention.head_dim
-    weights = hidden * (2 * queries + 2 * keys + model.expert_block(layer).experts)
-    return 2 * tokens * weights + 2 * tokens**2 * queries
+    pairs = 0
+    if model.layers[layer].attention is not None:
+        attention = model.attention(layer)
+        pairs = attention.heads * (attention.head_dim + attention.value_width)
+    return 2 * tokens * dense_weights(model, layer) + tokens**2 * pairs
+
+
+def dense_weights(model: ModelDescription, layer: int) -> int:
+    """Weights of all matrices of a layer that are not experts', the router's among them."""
+    classes = layer_classes(model, layer)
+    shapes = [role_shape(role, model, number) for role, number in classes.items() if role != "expert"]
+    counted = sum(matrix.rows * matrix.columns for shape in shapes for matrix in shape.matrices)
+    return counted + model.hidden * model.expert_counts[layer]
 
 
 def expert_weights(model: ModelDescription, layer: int) -> int:
@@ -114,7 +124,8 @@ def activation_bytes(model: ModelDescription, tokens: int) -> int:
     All that is counted three times: what a graph takes, what it gives and what it makes in between are there together.
     """
     heads = max(
-        2 * (attention.heads + attention.key_value_heads) * attention.head_dim for attention in model.attentions
+        (attention.heads + attention.key_value_heads) * (attention.head_dim + attention.value_width)
+        for attention in model.attentions
     )
     widest = 6 * model.hidden + heads
     return 4 * (3 * tokens * widest + model.vocabulary)
@@ -140,6 +151,9 @@ def grouped_work(
     idle = _Idle()
     layers, whole_bytes, routed_bytes = [], [], []
     for layer, (load, record) in enumerate(zip(loads, workload.record_lengths, strict=True)):
+        if not load.active.size:
+            layers.append(busy_layer(layer_s(workload.model, layer, profile, tokens), (), ()))
+            continue
         starts = np.arange(0, load.active.size, group_size)
         whole = np.diff(starts, append=load.active.size) * record
         some: Floats = 1 - np.multiply.reduceat(1 - load.active, starts)

@@ -96,8 +96,8 @@ def package_routing(path: Path, tokens: int) -> list[LayerRouting]:
         model = package.manifest.model
         chosen: list[list[npt.NDArray[np.int32]]] = [[] for _ in model.layers]
         session.forward(random_prompt(model.vocabulary, tokens), lambda layer, ids, weights: chosen[layer].append(ids))
-        experts = [model.expert_blocks[each.experts].experts for each in model.layers]
-    return [LayerRouting(np.concatenate(ids), count) for ids, count in zip(chosen, experts, strict=True)]
+        experts = [count for count in model.expert_counts if count]
+    return [LayerRouting(np.concatenate(ids), count) for ids, count in zip(filter(None, chosen), experts, strict=True)]
 
 
 def gguf_routing(path: Path, tokens: int) -> Iterator[LayerRouting]:

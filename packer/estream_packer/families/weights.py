@@ -75,7 +75,7 @@ class WeightMap:
         yield self.embedding
         for layer, tensors in enumerate(self.layers):
             yield from tensors.values()
-            for expert in range(self.model.expert_block(layer).experts):
+            for expert in range(self.model.expert_counts[layer]):
                 yield from self.expert(layer, expert).values()
         yield from self.final.values()
 

@@ -11,7 +11,7 @@ from estream_packer.graphs.portable import PortableArithmetic
 from estream_packer.graphs.roles import compute
 from estream_spec.binary_interface import fixed_interface, label, tensor_name
 from estream_spec.errors import InvalidError
-from estream_spec.graph_interface import COMBINATIONS, MATRICES, interface
+from estream_spec.graph_interface import COMBINATIONS, interface, role_shape
 from estream_spec.manifest import Activations, GraphRole, GraphWeights
 from estream_spec.model import ModelDescription
 from estream_spec.weights import Encoding
@@ -68,12 +68,8 @@ def build_fixed_graph(
     """
     name = label(role, shape_class, tokens, keys, encodings)
     graph = Builder(name, fixed_interface(role, model, shape_class, tokens, keys, encodings))
-    rows = {
-        value.name: int(value.shape[0])
-        for value in interface(role, model, shape_class, "f32").inputs[1:]
-        if value.name in MATRICES[role]
-    }
-    stored = {each: (encoding, rows[each]) for each, encoding in zip(MATRICES[role], encodings, strict=True)}
+    matrices = role_shape(role, model, shape_class).matrices
+    stored = {each.name: (encoding, each.rows) for each, encoding in zip(matrices, encodings, strict=True)}
     compute(graph, HalfArithmetic(graph, stored, model.norm_epsilon), role, model, shape_class)
     return graph.finish(partial(tensor_name, name))
 

@@ -18,6 +18,8 @@ from estream_spec.graph_interface import DType, Interface, Value
 
 OPSET: Final = 17
 IR_VERSION: Final = 8
+_END: Final = 2**31 - 1
+"""Beyond every axis: where a span has no end."""
 PRODUCER: Final = "estream-pack"
 """Named without a version, so that a release that changes no graph changes no byte."""
 
@@ -82,10 +84,18 @@ class Builder:
         name = f"columns_{len(self._constants)}"
         return self.add("Gather", rows, self._constant(name, np.array(which, np.int64)), axis=1)
 
+    def integers(self, *values: int) -> str:
+        """An int64 constant `[n]`."""
+        return self._constant("i64_" + "_".join(map(str, values)), np.array(values, np.int64))
+
+    def span(self, start: int, end: int | None, axis: int) -> tuple[str, str, str]:
+        """What `Slice` takes besides a value for what lies from `start` up to `end` along an axis; None is the end."""
+        last = _END if end is None else end
+        return self.integers(start), self.integers(last), self.integers(axis)
+
     def reshape(self, value: str, *shape: int, result: str | None = None) -> str:
         """Reshapes; 0 keeps the dimension that stands at its place, -1 takes what is left."""
-        name = "shape_" + "_".join(map(str, shape))
-        return self.add("Reshape", value, self._constant(name, np.array(shape, np.int64)), result=result)
+        return self.add("Reshape", value, self.integers(*shape), result=result)
 
     def finish(self, rename: Callable[[str], str] = str) -> bytes:
         """The graph as bytes of a checked ONNX model.

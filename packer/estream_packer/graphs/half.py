@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from estream_packer.graphs.builder import Builder
+from estream_spec.model import SWIGLU_SLOPE
 from estream_spec.weights import GROUP_SIZES, NIBBLE_ZERO, Encoding
 
 SHRINK: Final = 128.0
@@ -65,20 +66,34 @@ class HalfArithmetic:
         root = graph.add("Sqrt", graph.add("Add", mean, graph.add("Mul", share, share)))
         return graph.add("Mul", graph.add("Div", small, root), weight, result=result)
 
-    def scores(self, queries: str, keys: str, width: int) -> str:
-        """`queries keys / sqrt(width)`; queries are divided first, which keeps the sums small."""
+    def scores(self, queries: str, keys: str, scale: float) -> str:
+        """`queries keys scale`; queries are multiplied first, which keeps the sums small."""
         graph = self._graph
-        return graph.add("MatMul", graph.add("Mul", queries, graph.number(width**-0.5)), keys)
+        return graph.add("MatMul", graph.add("Mul", queries, graph.number(scale)), keys)
 
-    def gated(self, gate: str, up: str, matrix: str, result: str) -> str:
+    def gated(self, gate: str, up: str, matrix: str, result: str | None = None) -> str:
         """The product of `silu(gate) * up` with one matrix; `up` is divided by its row's largest number on the way."""
         graph = self._graph
-        bounds = graph.number(-FAR), graph.number(FAR)
-        silu = graph.add("Mul", gate, graph.add("Sigmoid", graph.add("Clip", gate, *bounds)))
+        silu = graph.add("Mul", gate, self.sigmoid(gate))
         largest = graph.add("ReduceMax", graph.add("Abs", up), axes=[-1], keepdims=1)
         divisor = graph.add("Max", largest, graph.number(1))
         small = graph.add("Mul", silu, graph.add("Div", up, divisor))
         return graph.add("Mul", self.product(small, matrix), divisor, result=result)
+
+    def clamped(self, gate: str, up: str, limit: float, matrix: str, result: str | None = None) -> str:
+        """The product of `clamped-swiglu` of gate and up with one matrix; up and its 1 are divided by `limit` + 1."""
+        graph = self._graph
+        gate = graph.add("Min", gate, graph.number(limit))
+        up = graph.add("Clip", up, graph.number(-limit), graph.number(limit))
+        share = self.sigmoid(graph.add("Mul", gate, graph.number(SWIGLU_SLOPE)))
+        small = graph.add("Mul", graph.add("Add", up, graph.number(1)), graph.number(1 / (limit + 1)))
+        inner = graph.add("Mul", graph.add("Mul", gate, share), small)
+        return graph.add("Mul", self.product(inner, matrix), graph.number(limit + 1), result=result)
+
+    def sigmoid(self, value: str) -> str:
+        """`1 / (1 + exp(-x))`, 0 or 1 where `FAR` is passed."""
+        graph = self._graph
+        return graph.add("Sigmoid", graph.add("Clip", value, graph.number(-FAR), graph.number(FAR)))
 
     def _shrunk(self, integers: str) -> str:
         """Signed bytes divided by `SHRINK`.

@@ -9,6 +9,7 @@ from onnx import TensorProto, numpy_helper
 
 from estream_packer.graphs.builder import Builder
 from estream_spec.manifest import Activations, GraphWeights
+from estream_spec.model import SWIGLU_SLOPE
 from estream_spec.weights import ACTIVATION_ZERO
 
 LARGEST: Final = 127
@@ -49,16 +50,29 @@ class PortableArithmetic:
         unit = graph.add("Mul", value, graph.add("Div", graph.number(1), root))
         return graph.add("Mul", unit, weight, result=result)
 
-    def scores(self, queries: str, keys: str, width: int) -> str:
-        """`queries keys / sqrt(width)`."""
+    def scores(self, queries: str, keys: str, scale: float) -> str:
+        """`queries keys scale`."""
         graph = self._graph
-        return graph.add("Mul", graph.add("MatMul", queries, keys), graph.number(width**-0.5))
+        return graph.add("Mul", graph.add("MatMul", queries, keys), graph.number(scale))
 
-    def gated(self, gate: str, up: str, matrix: str, result: str) -> str:
+    def gated(self, gate: str, up: str, matrix: str, result: str | None = None) -> str:
         """The product of `silu(gate) * up` with one matrix."""
         graph = self._graph
         silu = graph.add("Mul", gate, graph.add("Sigmoid", gate))
         return self.product(graph.add("Mul", silu, up), matrix, result)
+
+    def clamped(self, gate: str, up: str, limit: float, matrix: str, result: str | None = None) -> str:
+        """The product of `clamped-swiglu` of gate and up with one matrix."""
+        graph = self._graph
+        gate = graph.add("Min", gate, graph.number(limit))
+        up = graph.add("Clip", up, graph.number(-limit), graph.number(limit))
+        share = graph.add("Sigmoid", graph.add("Mul", gate, graph.number(SWIGLU_SLOPE)))
+        inner = graph.add("Mul", graph.add("Mul", gate, share), graph.add("Add", up, graph.number(1)))
+        return self.product(inner, matrix, result)
+
+    def sigmoid(self, value: str) -> str:
+        """`1 / (1 + exp(-x))`."""
+        return self._graph.add("Sigmoid", value)
 
     def _float(self, rows: str, matrix: str, result: str | None = None) -> str:
         graph = self._graph

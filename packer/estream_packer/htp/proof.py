@@ -30,7 +30,7 @@ from estream_runtime.vendor_sdk import installed_sdk
 from estream_spec.binary_interface import HIDDEN, label_of
 from estream_spec.chips import Chip, chip_numbered
 from estream_spec.errors import LinkError, PackError
-from estream_spec.graph_interface import MATRICES, Value, interface
+from estream_spec.graph_interface import Value, interface, role_shape
 from estream_spec.manifest import Binary, BinaryGraph
 from estream_spec.matching import sdk_numbers
 from estream_spec.model import ModelDescription
@@ -205,7 +205,8 @@ def inputs_of(graph: BinaryGraph, model: ModelDescription) -> tuple[dict[str, Ar
     """Inputs as they are stored, and in f32; always the same for one graph."""
     random = np.random.default_rng([*label_of(graph).encode()])
     fixed = interface(graph.role, model, graph.shape_class, "f32")
-    encodings = dict(zip(MATRICES[graph.role], graph.encodings, strict=True))
+    names = role_shape(graph.role, model, graph.shape_class).matrix_names
+    encodings = dict(zip(names, graph.encodings, strict=True))
     stored, plain = dict[str, Array](), dict[str, Array]()
     for value in fixed.inputs:
         shape = _shape(value, graph)

@@ -13,7 +13,7 @@ from estream_loader.package import Package
 from estream_packer.graphs import build_fixed_graph
 from estream_packer.htp.compiler import Tile
 from estream_spec.binary_interface import label
-from estream_spec.graph_interface import MATRICES, ROLES, class_count, shape_class_of
+from estream_spec.graph_interface import ROLES, class_count, layer_classes, role_shape
 from estream_spec.manifest import BinaryGraph, GraphRole, RecordLayout
 from estream_spec.model import ModelDescription
 from estream_spec.weights import Encoding
@@ -21,8 +21,10 @@ from estream_spec.weights import Encoding
 TOKENS: Final[dict[GraphRole, tuple[int, ...]]] = {
     "qkv": (32, 64, 128, 256),
     "attend": (32, 64, 128),
+    "convolve": (32, 64, 128, 256),
     "out": (32, 64, 128, 256),
     "expert": (32, 64, 128, 256),
+    "dense": (32, 64, 128, 256),
     "head": (32, 64, 128),
 }
 """Rows of the tiles of each role. The matrix unit works in tiles of 32 rows; each tile has twice the rows of the one
@@ -41,7 +43,7 @@ class Weights:
     Attributes:
         model: whose weights.
         dense: layout of each dense record: the embedding, each layer, what follows the last.
-        experts: layout of the expert records of each layer.
+        experts: layout of the expert records of each layer; any where there are none.
     """
 
     model: ModelDescription
@@ -56,23 +58,23 @@ class Weights:
             FormatError: its tables are at fault.
         """
         model = package.manifest.model
-        layers = range(len(model.layers))
-        dense = [package.dense.place(number).layout for number in range(len(model.layers) + 2)]
-        return cls(model, dense, [package.experts.place(layer).layout for layer in layers])
+        tables = package.dense.table, package.experts.table
+        dense, experts = ([package.manifest.layouts[each.layout] for each in table.ranges] for table in tables)
+        return cls(model, dense, experts)
 
     def encodings(self, role: GraphRole, shape_class: int) -> list[Encodings]:
         """How the matrices of a role are stored, in the order of the first layer that has them so."""
-        served = (layer for layer in range(len(self.model.layers)) if self._class(role, layer) == shape_class)
-        return list(dict.fromkeys(self._encodings(role, layer) for layer in served))
-
-    def _class(self, role: GraphRole, layer: int) -> int:
-        return shape_class_of(role, self.model, layer)
-
-    def _encodings(self, role: GraphRole, layer: int) -> Encodings:
-        if role == "head" and self.model.tied_head:  # it is transposed when a session opens
-            return (_stored(self.dense[0])["embedding"],)
-        layout = {"expert": self.experts[layer], "head": self.dense[-1]}.get(role, self.dense[layer + 1])
-        return tuple(_stored(layout)[name] for name in MATRICES[role])
+        names = role_shape(role, self.model, shape_class).matrix_names
+        if role == "head":
+            # A tied head is the embedding, transposed when a session opens.
+            stored = (
+                [_stored(self.dense[0])["embedding"]] if self.model.tied_head else [_stored(self.dense[-1])["head"]]
+            )
+            return [tuple(stored)]
+        layouts = self.experts if role == "expert" else self.dense[1:-1]
+        layers = range(len(self.model.layers))
+        served = (layer for layer in layers if layer_classes(self.model, layer).get(role) == shape_class)
+        return list(dict.fromkeys(tuple(_stored(layouts[layer])[name] for name in names) for layer in served))
 
 
 def tiles_for(weights: Weights) -> list[Tile]:

@@ -22,7 +22,7 @@ from estream_runtime.npu.tiling import cover
 from estream_spec.binary_interface import HIDDEN, LARGEST, interface_of, label_of, tensor_name
 from estream_spec.chips import Chip, chip_named
 from estream_spec.errors import LinkError, TrapError
-from estream_spec.graph_interface import MATRICES, DType, Interface, Value, interface
+from estream_spec.graph_interface import DType, Interface, Value, interface, role_shape
 from estream_spec.manifest import BinaryGraph, GraphRole
 from estream_spec.model import ModelDescription
 from estream_spec.weights import GROUP_SIZES, Encoding
@@ -122,7 +122,7 @@ class HtpBackend(GraphBackend):
                 found = f"{graph.tokens} rows and {graph.keys} keys"
                 message = f"{found} are more than a run has memory for, expected at most {MOST_ROWS} and {MOST_KEYS}"
                 raise LinkError(message, path=f"graph {label_of(graph)}")
-        self._chip, self._call_rows = chip, _call_rows(chip, model)
+        self._model, self._chip, self._call_rows = model, chip, _call_rows(chip, model)
         self.most_tokens = max((graph.keys for graph in graphs if graph.role == "attend"), default=None)
         self._served: dict[tuple[GraphRole, int, tuple[Encoding, ...]], _Served] = {}
         ordered = sorted(graphs, key=lambda graph: (graph.keys, graph.tokens))
@@ -143,7 +143,7 @@ class HtpBackend(GraphBackend):
         """Matrices as they are stored."""
         if not any(key[:2] == (role, shape_class) for key in self._served):
             raise LinkError(f"the binary has no graph for role {role!r}, shape class {shape_class}", path="binaries")
-        return "stored" if MATRICES[role] else "f32"
+        return "f32" if role == "attend" else "stored"
 
     def run(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Runs as many graphs as the rows take, see `Backend.run`."""
@@ -184,7 +184,8 @@ class HtpBackend(GraphBackend):
         self._served.clear()
 
     def _graphs_for(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> _Served:
-        encodings = tuple(_encoding(name, feeds) for name in MATRICES[role])
+        names = role_shape(role, self._model, shape_class).matrix_names
+        encodings = tuple(_encoding(name, feeds) for name in names)
         try:
             return self._served[role, shape_class, encodings]
         except KeyError:

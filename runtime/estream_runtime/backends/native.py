@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from estream_runtime.backends.protocol import Array, Backend, During, Floats, GraphKey, MatrixForm
 from estream_runtime.native.library import Kernel, QuantisedRows, StoredMatrix
-from estream_spec.graph_interface import MATRICES
+from estream_spec.graph_interface import output_classes, role_shape
 from estream_spec.manifest import GraphRole
 from estream_spec.model import ModelDescription
 
@@ -72,11 +72,12 @@ class NativeBackend:
 
     def run(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Computes what a graph would, see `Backend.run`."""
-        if role == "attend":
+        if role == "attend" and self._attends(shape_class):
             return {"attended": self._kernel.attend(*(feeds[name] for name in ("queries", "keys", "values", "mask")))}
-        if not self._serves(role, shape_class):
+        if role == "attend" or not self._serves(role, shape_class):
             return self._portable.run(role, shape_class, feeds)
-        matrices = [StoredMatrix.of(name, feeds) for name in MATRICES[role]]
+        names = role_shape(role, self._model, shape_class).matrix_names
+        matrices = [StoredMatrix.of(name, feeds) for name in names]
         match role:
             case "qkv":
                 return self._qkv(shape_class, feeds, matrices)
@@ -91,6 +92,8 @@ class NativeBackend:
                 everyone = np.arange(len(total))
                 self._add(rows, everyone, np.ones(len(total), np.float32), matrices, total)
                 return {"y": total}
+            case _:
+                raise AssertionError(role)
 
     def expert_rows(self, normed: Floats) -> Rows:
         """See `Backend.expert_rows`."""
@@ -111,7 +114,7 @@ class NativeBackend:
             self._portable.add_expert(shape_class, rows.x, chosen, shares, weights, total, during)
             return
         with during("products"):
-            self._add(rows, chosen, shares, [StoredMatrix.of(name, weights) for name in MATRICES["expert"]], total)
+            self._add(rows, chosen, shares, [StoredMatrix.of(name, weights) for name in ("gate", "up", "down")], total)
 
     def close(self) -> None:
         """Ends the kernel's threads, and the portable backend if there is one."""
@@ -155,9 +158,36 @@ class NativeBackend:
         normed = self._kernel.norm(x, feeds["expert_norm"], self._model.norm_epsilon)
         return {"x": x, "normed": normed, "scores": self._kernel.mix(normed, feeds["router"])}
 
+    def _attends(self, shape_class: int) -> bool:
+        """Whether the kernel knows a kind of attention."""
+        attention = self._model.attentions[shape_class]
+        return not attention.sinks and attention.scale is None and attention.value_width == attention.head_dim
+
     def _serves(self, role: GraphRole, shape_class: int) -> bool:
         """Whether the package has quantised activations for a role: then it has graphs of both signs of weights."""
-        return all(GraphKey(role, shape_class, kind) in self._graphs for kind in ("int8", "uint8"))
+        return self._knows(role, shape_class) and all(
+            GraphKey(role, shape_class, kind) in self._graphs for kind in ("int8", "uint8")
+        )
+
+    def _knows(self, role: GraphRole, shape_class: int) -> bool:
+        """Whether the kernel computes what a role does in this model."""
+        model = self._model
+        match role:
+            case "qkv":
+                attention = model.attentions[shape_class]
+                plain = attention.latent is None and not attention.bias and attention.qk_norm != "head"
+                return model.norm == "rms" and plain and attention.rotated == attention.head_dim
+            case "out":
+                both = output_classes(model)[shape_class]
+                if both.attention is None or both.experts is None or model.attentions[both.attention].out_bias:
+                    return False
+                return model.norm == "rms" and not model.expert_blocks[both.experts].router.bias
+            case "expert":
+                return not model.expert_blocks[shape_class].bias and model.expert_blocks[shape_class].limit is None
+            case "head":
+                return model.norm == "rms" and not model.head_bias
+            case _:
+                return False
 
     @cached_property
     def _portable(self) -> Backend:

@@ -17,7 +17,7 @@ from estream_packer.graphs.builder import Builder
 from estream_packer.graphs.half import HalfArithmetic
 from estream_spec.binary_interface import fixed_interface, label, tensor_name
 from estream_spec.errors import InvalidError
-from estream_spec.graph_interface import MATRICES, ROLES, Interface, Value, class_count
+from estream_spec.graph_interface import ROLES, Interface, Value, class_count, role_shape
 from estream_spec.manifest import GraphRole
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
 from estream_spec.weights import GROUP_SIZES, MAX_MULTIPLIER, Encoding, expand_nibbles, matrix_parts, pack_nibbles
@@ -190,7 +190,9 @@ CASES: list[tuple[GraphRole, int, tuple[Encoding, ...]]] = [
     (role, shape_class, encodings)
     for role in ROLES
     for shape_class in range(class_count(role, MODEL))
-    for encodings in ([(each,) * len(MATRICES[role]) for each in ENCODINGS] if MATRICES[role] else [()])
+    for encodings in (
+        [(each,) * len(role_shape(role, MODEL, 0).matrices) for each in ENCODINGS] if role != "attend" else [()]
+    )
 ]
 
 

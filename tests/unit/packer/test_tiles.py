@@ -23,7 +23,7 @@ def weights(model: ModelDescription, *others: dict[str, Encoding]) -> Weights:
     stored = [*(ENCODINGS | each for each in others), *[ENCODINGS] * (len(layers) - len(others))]
     dense = [layer_layout(model, layer, stored[layer]) for layer in layers]
     ends = embedding_layout(model, ENCODINGS), final_layout(model, ENCODINGS)
-    experts = [expert_layout(model, model.layers[layer].experts, stored[layer]) for layer in layers]
+    experts = [expert_layout(model, model.layers[layer].experts or 0, stored[layer]) for layer in layers]
     return Weights(model, [ends[0], *dense, ends[1]], experts)
 
 

@@ -16,7 +16,7 @@ from estream_packer.graphs import build_graph
 from estream_runtime.backends import GRAPH_BACKENDS, Backend, GraphKey, open_graph_backend, portable
 from estream_runtime.backends.saturation import is_exact
 from estream_spec.errors import InvalidError, LinkError, TrapError
-from estream_spec.graph_interface import MATRICES, ROLES, class_count, interface
+from estream_spec.graph_interface import ROLES, class_count, interface, role_shape
 from estream_spec.manifest import Activations, GraphRole, GraphWeights
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
 
@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[Activations, tuple[GraphWeights, ...]]] = {
 }
 DYNAMIC = ["dynamic", "dynamic-unsigned"]
 ALL_GRAPHS: list[tuple[GraphRole, int]] = [(role, index) for role in ROLES for index in range(class_count(role, MODEL))]
-WITH_MATRICES = [(role, index) for role, index in ALL_GRAPHS if MATRICES[role]]
+WITH_MATRICES = [(role, index) for role, index in ALL_GRAPHS if role != "attend"]
 
 
 def graphs_of(kind: str, model: ModelDescription = MODEL) -> dict[GraphKey, bytes]:
@@ -55,8 +55,8 @@ def graphs_of(kind: str, model: ModelDescription = MODEL) -> dict[GraphKey, byte
     activations, variants = KINDS[kind]
     graphs = {}
     for role, index in ALL_GRAPHS:
-        for weights in variants if MATRICES[role] else ("f32",):
-            used = activations if MATRICES[role] else "f32"
+        for weights in variants if role != "attend" else ("f32",):
+            used = activations if role != "attend" else "f32"
             graphs[GraphKey(role, index, weights)] = build_graph(role, model, index, weights, used)
     return graphs
 
@@ -68,7 +68,7 @@ def open_kind(backend: str, kind: str, model: ModelDescription = MODEL) -> Backe
 def random_feeds(role: GraphRole, shape_class: int, kind: str, tokens: int, keys: int = 0) -> Feeds:
     """Inputs of a graph; of integer matrices the int8 ones, which `run` turns into what the backend wants."""
     rng = np.random.default_rng([len(role), shape_class, tokens])
-    weights: GraphWeights = "f32" if kind == "f32" or not MATRICES[role] else "int8"
+    weights: GraphWeights = "f32" if kind == "f32" or role == "attend" else "int8"
     feeds: Feeds = {}
     for value in interface(role, MODEL, shape_class, weights).inputs:
         shape = tuple(size if isinstance(size, int) else {"T": tokens, "S": keys}[size] for size in value.shape)
@@ -77,7 +77,7 @@ def random_feeds(role: GraphRole, shape_class: int, kind: str, tokens: int, keys
         elif value.name.endswith(".scale"):
             feeds[value.name] = rng.uniform(0.001, 0.003, shape).astype(np.float32)
         else:
-            size = 0.15 if value.name in (*MATRICES[role], "router") else 1
+            size = 0.15 if value.name in (*role_shape(role, MODEL, shape_class).matrix_names, "router") else 1
             feeds[value.name] = (rng.standard_normal(shape) * size).astype(np.float32)
     return feeds
 
@@ -85,7 +85,7 @@ def random_feeds(role: GraphRole, shape_class: int, kind: str, tokens: int, keys
 def run(backend: Backend, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> Feeds:
     fed = dict(feeds)
     if backend.weights_of(role, shape_class) == "uint8":
-        for name in MATRICES[role]:
+        for name in role_shape(role, MODEL, shape_class).matrix_names:
             fed[name] = (feeds[name].astype(np.int16) + 128).astype(np.uint8)
     return backend.run(role, shape_class, fed)
 
@@ -168,6 +168,8 @@ def expected_of(role: GraphRole, shape_class: int, feeds: Feeds, activations: Ac
             return expected_expert(feeds, activations)
         case "head":
             return expected_head(feeds, activations)
+        case _:
+            raise AssertionError(role)
 
 
 def assert_close(found: Feeds, expected: Feeds, activations: Activations = "f32") -> None:

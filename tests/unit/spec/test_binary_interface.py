@@ -8,7 +8,7 @@ import pytest
 
 from estream_spec.binary_interface import fixed_interface, label, label_of, tensor_name
 from estream_spec.errors import InvalidError
-from estream_spec.graph_interface import MATRICES, ROLES, Value, interface
+from estream_spec.graph_interface import ROLES, Value, interface, role_shape
 from estream_spec.manifest import BinaryGraph, GraphRole
 from estream_spec.weights import Encoding
 from fixtures.packages import MODEL
@@ -46,7 +46,7 @@ def test_labels() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_no_dimension_is_left_open_and_all_else_is_as_in_portable_graphs(role: GraphRole) -> None:
     f32: Encoding = "f32"
-    encodings = (f32,) * len(MATRICES[role])
+    encodings = (f32,) * len(role_shape(role, MODEL, 0).matrices)
     fixed, portable = fixed_interface(role, MODEL, 0, 5, 9, encodings), interface(role, MODEL, 0, "f32")
     sizes = {"T": 5, "S": 9}
     for one, other in ((fixed.inputs, portable.inputs), (fixed.outputs, portable.outputs)):

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from estream_spec.constants import PROGRAM_MAGIC
 from estream_spec.errors import FormatError, LimitError, MalformedError
 from estream_spec.limits import MAX_INSTRUCTIONS
 from estream_spec.manifest import DeviceConfiguration
+from estream_spec.model import Layer
 from estream_spec.records import RecordRange, RecordTable
 from estream_spec.schedule import (
     ExpertShape,
@@ -24,6 +26,7 @@ from estream_spec.schedule import (
     ProgramHeader,
     disassemble,
 )
+from estream_spec.shapes import OLMOE_1B_7B
 
 PROGRAM = Program(
     phase=Phase.PREFILL,
@@ -140,8 +143,9 @@ def test_assembly() -> None:
 def test_shape_of_a_table() -> None:
     ranges = (RecordRange(0, 4096, 5, 0), RecordRange(5 * 4096, 8192, 2, 1))
     table = RecordTable(ranges=ranges, checksums=(0,) * 7, digests=(bytes(32),) * 7)
-    shape = ExpertShape.of(table)
-    assert shape == ExpertShape(counts=(5, 2), record_lengths=(4096, 8192))
+    model = structs.replace(OLMOE_1B_7B, layers=(Layer(attention=0, experts=0), Layer(attention=0, experts=0, dense=0)))
+    shape = ExpertShape.of(model, table)
+    assert shape == ExpertShape(counts=(5, 2), record_lengths=(4096, 8192), dense_layers=frozenset({1}))
     assert shape.bank_bytes(2) == 2 * 8192
     assert shape.group_counts(2) == [3, 1]
     assert [shape.group_bytes(0, group, 2) for group in range(3)] == [8192, 8192, 4096]

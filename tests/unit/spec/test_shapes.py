@@ -23,7 +23,7 @@ def parameters(model: ModelDescription) -> int:
         return sum(prod(tensor.shape) for tensor in layout.tensors)
 
     layers = range(len(model.layers))
-    experts = (elements(expert_layout(model, layer.experts, {})) for layer in model.layers)
+    experts = (elements(expert_layout(model, layer.experts or 0, {})) for layer in model.layers)
     return (
         elements(embedding_layout(model, {}))
         + sum(elements(layer_layout(model, layer, {})) for layer in layers)

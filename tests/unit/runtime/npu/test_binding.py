@@ -15,8 +15,8 @@ from estream_runtime import Session
 from estream_runtime.backends import htp
 from estream_runtime.backends.htp import HtpBackend
 from estream_spec.binary_interface import interface_of, label_of, tensor_name
-from estream_spec.graph_interface import MATRICES
-from estream_spec.manifest import BinaryGraph
+from estream_spec.graph_interface import role_shape
+from estream_spec.manifest import BinaryGraph, GraphRole
 from fixtures.compiled import CAPACITIES, CHIP, MODEL, Array, case, encoded
 from fixtures.olmoe import token_ids
 
@@ -160,7 +160,7 @@ def test_weights_of_a_package_are_bound_where_they_were_read_to(
 ) -> None:
     """Experts in the banks of the arena, all others in memory that stays the same from call to call."""
 
-    def bound(role: str) -> set[tuple[str, int]]:
+    def bound(role: GraphRole) -> set[tuple[str, int]]:
         """Names and addresses of a role's weights in all calls so far."""
         labels = [label for label in sessions if label.startswith(f"{role}_")]
         return {
@@ -168,7 +168,7 @@ def test_weights_of_a_package_are_bound_where_they_were_read_to(
             for label in labels
             for call in sessions[label].calls
             for name, place in call.items()
-            if name.removeprefix(f"{label}_").split("_")[0] in MATRICES[role]  # type: ignore[index]
+            if name.removeprefix(f"{label}_").split("_")[0] in role_shape(role, MODEL, 0).matrix_names
         }
 
     with open_package(compiled_package) as package, Session(package, "htp") as session:
