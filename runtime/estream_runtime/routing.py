@@ -7,7 +7,6 @@ scores chooses the same experts. A row is routed alike alone and among others.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,6 @@ import numpy.typing as npt
 from estream_spec.errors import TrapError
 from estream_spec.model import Router
 
-LEFT_OUT: Final = 0.0
-"""What experts of groups that are left out are preferred by."""
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
@@ -65,7 +62,7 @@ def _preferences(scores: Floats, shares: Floats, router: Router, selection_bias:
     best = -np.sort(-grouped, axis=2)[:, :, : 2 if router.group_score == "two-largest" else 1].sum(axis=2)
     kept = np.zeros(best.shape, bool)
     np.put_along_axis(kept, _largest(best, router.top_groups), True, axis=1)
-    return np.where(kept[:, :, None], grouped, np.float32(LEFT_OUT)).reshape(wanted.shape)
+    return np.where(kept[:, :, None], grouped, np.float32(-np.inf)).reshape(wanted.shape)
 
 
 def _largest(values: Floats, count: int) -> Rows:

@@ -53,10 +53,12 @@ class Latent(Described, frozen=True, kw_only=True):
 
     Attributes:
         rank: width of the row that keys and values are made from; it is normalised.
+        norm_epsilon: of the norms of these rows.
         query_rank: width of the row that queries are made from, likewise; None where they are made from the input.
     """
 
     rank: Dimension
+    norm_epsilon: Annotated[float, Meta(ge=0)]
     query_rank: Dimension | None = None
 
 

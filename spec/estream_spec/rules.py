@@ -117,6 +117,9 @@ def _check_attention(attention: Attention, where: str) -> None:
         plain = attention.qk_norm == "none" and attention.clip_qkv is None and not attention.bias
         message = "latent attention with qk_norm, clip_qkv or bias, expected none of them"
         _require(plain, "EMOE-MOD-011", message, f"{where}.latent")
+        epsilon = attention.latent.norm_epsilon
+        message = f"norm_epsilon {epsilon}, expected a number that is finite as f32"
+        _require(math.isfinite(as_f32(epsilon)), "EMOE-MOD-001", message, f"{where}.latent.norm_epsilon")
         message = f"latent attention of {heads} heads and {shared} key_value_heads, expected as many"
         _require(heads == shared, "EMOE-MOD-011", message, f"{where}.key_value_heads")
         message = f"latent attention rotates {rotated} of {attention.head_dim} numbers in a head, expected fewer"

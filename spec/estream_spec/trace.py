@@ -26,8 +26,8 @@ from estream_spec.json_text import decode_json
 
 Activity = Literal["embed", "attention", "route", "dense", "wait", "expand", "gather", "products", "scatter", "head"]
 """What computing does: rows of the embedding; the graphs `qkv`, `attend`, `convolve` and `out`; choosing experts; the
-graph `dense`; standing still until experts are in the arena; stored weights of an expert to what its graph takes; the rows of its tokens; the graph
-`expert`; adding what it gave; the graph `head`."""
+graph `dense`; standing still until experts are in the arena; stored weights of an expert to what its graph takes; the
+rows of its tokens; the graph `expert`; adding what it gave; the graph `head`."""
 BankEvent = Literal["filling", "ready", "in use"]
 Name = Literal[Activity, "read", BankEvent]
 Category = Literal["computing", "reading", "bank"]

@@ -38,7 +38,7 @@ def build_graph(
     if (activations, weights) not in COMBINATIONS:
         raise InvalidError(f"activations {activations!r} do not go with weights {weights!r}", path=f"graph {role}")
     graph = Builder(f"{role}.{shape_class}.{weights}.{activations}", interface(role, model, shape_class, weights))
-    compute(graph, PortableArithmetic(graph, weights, activations, model.norm_epsilon), role, model, shape_class)
+    compute(graph, PortableArithmetic(graph, weights, activations), role, model, shape_class)
     return graph.finish()
 
 
@@ -70,7 +70,7 @@ def build_fixed_graph(
     graph = Builder(name, fixed_interface(role, model, shape_class, tokens, keys, encodings))
     matrices = role_shape(role, model, shape_class).matrices
     stored = {each.name: (encoding, each.rows) for each, encoding in zip(matrices, encodings, strict=True)}
-    compute(graph, HalfArithmetic(graph, stored, model.norm_epsilon), role, model, shape_class)
+    compute(graph, HalfArithmetic(graph, stored), role, model, shape_class)
     return graph.finish(partial(tensor_name, name))
 
 

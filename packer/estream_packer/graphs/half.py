@@ -29,11 +29,10 @@ class HalfArithmetic:
     Args:
         graph: where they are added.
         matrices: encoding and rows of the graph's matrices, by name.
-        epsilon: added to the mean square in every norm.
     """
 
-    def __init__(self, graph: Builder, matrices: Mapping[str, tuple[Encoding, int]], epsilon: float):
-        self._graph, self._matrices, self._epsilon = graph, matrices, epsilon
+    def __init__(self, graph: Builder, matrices: Mapping[str, tuple[Encoding, int]]):
+        self._graph, self._matrices = graph, matrices
         self._split: dict[tuple[str, int, int], tuple[str, str]] = {}
 
     def product(self, rows: str, matrix: str, result: str | None = None) -> str:
@@ -52,7 +51,7 @@ class HalfArithmetic:
         """The products of rows with several matrices."""
         return [self.product(rows, matrix) for matrix in matrices]
 
-    def norm(self, value: str, weight: str, result: str | None = None) -> str:
+    def norm(self, value: str, weight: str, epsilon: float, result: str | None = None) -> str:
         """RMS norm over the last axis, of rows divided by their largest number: their squares fit.
 
         With m the divisor, `x / sqrt(mean(x²) + e)` is `(x / m) / sqrt(mean((x / m)²) + (sqrt(e) / m)²)`.
@@ -62,7 +61,7 @@ class HalfArithmetic:
         divisor = graph.add("Max", largest, graph.number(SMALLEST))
         small = graph.add("Div", value, divisor)
         mean = graph.add("ReduceMean", graph.add("Mul", small, small), axes=[-1], keepdims=1)
-        share = graph.add("Div", graph.number(self._epsilon**0.5), divisor)
+        share = graph.add("Div", graph.number(epsilon**0.5), divisor)
         root = graph.add("Sqrt", graph.add("Add", mean, graph.add("Mul", share, share)))
         return graph.add("Mul", graph.add("Div", small, root), weight, result=result)
 

@@ -23,11 +23,10 @@ class PortableArithmetic:
         graph: where they are added.
         weights: what matrices hold.
         activations: what enters products.
-        epsilon: added to the mean square in every norm.
     """
 
-    def __init__(self, graph: Builder, weights: GraphWeights, activations: Activations, epsilon: float):
-        self._graph, self._weights, self._activations, self._epsilon = graph, weights, activations, epsilon
+    def __init__(self, graph: Builder, weights: GraphWeights, activations: Activations):
+        self._graph, self._weights, self._activations = graph, weights, activations
 
     def product(self, rows: str, matrix: str, result: str | None = None) -> str:
         """The product of rows with one matrix."""
@@ -42,11 +41,11 @@ class PortableArithmetic:
         quantised, row_scale = self._quantise(rows)
         return [self._integer(quantised, row_scale, matrix) for matrix in matrices]
 
-    def norm(self, value: str, weight: str, result: str | None = None) -> str:
+    def norm(self, value: str, weight: str, epsilon: float, result: str | None = None) -> str:
         """RMS norm over the last axis, as `x * (1 / sqrt(mean(x * x) + epsilon)) * weight`."""
         graph = self._graph
         mean = graph.add("ReduceMean", graph.add("Mul", value, value), axes=[-1], keepdims=1)
-        root = graph.add("Sqrt", graph.add("Add", mean, graph.number(self._epsilon)))
+        root = graph.add("Sqrt", graph.add("Add", mean, graph.number(epsilon)))
         unit = graph.add("Mul", value, graph.add("Div", graph.number(1), root))
         return graph.add("Mul", unit, weight, result=result)
 

@@ -26,7 +26,7 @@ class Arithmetic(Protocol):
         """The products of rows with several matrices."""
         ...
 
-    def norm(self, value: str, weight: str, result: str | None = None) -> str:
+    def norm(self, value: str, weight: str, epsilon: float, result: str | None = None) -> str:
         """RMS norm over the last axis: `x / sqrt(mean(x²) + epsilon) * weight`."""
         ...
 
@@ -84,7 +84,8 @@ def _qkv(graph: Builder, arithmetic: Arithmetic, model: ModelDescription, attent
         projected = [graph.add("Add", *each) for each in zip(projected, ("q.bias", "k.bias", "v.bias"), strict=True)]
     queries, keys, values = projected
     if attention.qk_norm == "full":
-        queries, keys = arithmetic.norm(queries, "q_norm"), arithmetic.norm(keys, "k_norm")
+        queries = arithmetic.norm(queries, "q_norm", model.norm_epsilon)
+        keys = arithmetic.norm(keys, "k_norm", model.norm_epsilon)
     if attention.clip_qkv is not None:
         bounds = graph.number(-attention.clip_qkv), graph.number(attention.clip_qkv)
         queries, keys, values = (graph.add("Clip", value, *bounds) for value in (queries, keys, values))
@@ -94,7 +95,7 @@ def _qkv(graph: Builder, arithmetic: Arithmetic, model: ModelDescription, attent
     ):
         split = _heads_first(graph, rows, heads)
         if attention.qk_norm == "head":
-            split = arithmetic.norm(split, norm)
+            split = arithmetic.norm(split, norm, model.norm_epsilon)
         _rotated(graph, split, attention, result)
     _heads_first(graph, values, attention.key_value_heads, "values")
 
@@ -106,9 +107,10 @@ def _latent(graph: Builder, arithmetic: Arithmetic, attention: Attention, latent
         queries, narrow, shared = arithmetic.products(normed, "q", "latent", "k_rotated")
     else:
         narrow_query, narrow, shared = arithmetic.products(normed, "query_latent", "latent", "k_rotated")
-        queries = arithmetic.product(arithmetic.norm(narrow_query, "query_latent_norm"), "q")
+        narrow_query = arithmetic.norm(narrow_query, "query_latent_norm", latent.norm_epsilon)
+        queries = arithmetic.product(narrow_query, "q")
     _rotated(graph, _heads_first(graph, queries, heads), attention, "queries")
-    keys, values = arithmetic.products(arithmetic.norm(narrow, "latent_norm"), "k", "v")
+    keys, values = arithmetic.products(arithmetic.norm(narrow, "latent_norm", latent.norm_epsilon), "k", "v")
     turned = _turned(graph, _heads_first(graph, shared, 1))
     repeated = graph.add("Expand", turned, graph.integers(heads, 1, 1))
     graph.add("Concat", repeated, _heads_first(graph, keys, heads), axis=-1, result="keys")
@@ -194,9 +196,9 @@ def _normed(
 ) -> str:
     """The model's norm over the residual stream. A layer norm is the RMS norm of `x - mean(x)`, and a bias."""
     if model.norm == "rms":
-        return arithmetic.norm(value, weight, result)
+        return arithmetic.norm(value, weight, model.norm_epsilon, result)
     centred = graph.add("Sub", value, graph.add("ReduceMean", value, axes=[-1], keepdims=1))
-    return graph.add("Add", arithmetic.norm(centred, weight), f"{weight}.bias", result=result)
+    return graph.add("Add", arithmetic.norm(centred, weight, model.norm_epsilon), f"{weight}.bias", result=result)
 
 
 def _heads_first(graph: Builder, rows: str, heads: int, result: str | None = None) -> str:

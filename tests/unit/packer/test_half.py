@@ -57,7 +57,7 @@ def evaluated(
     values = tuple(Value(name, names[each.dtype], each.shape) for name, each in inputs.items())  # type: ignore[arg-type]
     rows, columns = inputs["x"].shape[0], list(inputs.values())[-1].shape[-1]
     graph = Builder("test", Interface(values, (Value("y", "f32", (rows, columns)),)))
-    add(HalfArithmetic(graph, matrices, EPSILON))
+    add(HalfArithmetic(graph, matrices))
     return ran(graph.finish(), inputs)["y"]
 
 
@@ -145,7 +145,7 @@ ROWS: dict[str, npt.NDArray[np.float64]] = {
 def test_a_norm(rows: npt.NDArray[np.float64]) -> None:
     x = rows.astype(np.float32)
     weight = random().uniform(0.5, 2, 48).astype(np.float32)
-    found = evaluated(lambda half: half.norm("x", "weight", "y"), {}, x=x, weight=weight)
+    found = evaluated(lambda half: half.norm("x", "weight", EPSILON, "y"), {}, x=x, weight=weight)
     np.testing.assert_allclose(found, norm(x.astype(np.float64), weight.astype(np.float64)), rtol=2e-6, atol=0)
 
 
@@ -154,7 +154,7 @@ def test_nothing_in_a_norm_leaves_the_range_of_fp16(rows: npt.NDArray[np.float64
     """A row of numbers that fp16 has: every number on the way is one that fp16 has, too."""
     x = rows.astype(np.float32)
     graph = Builder("test", Interface((Value("x", "f32", x.shape),), (Value("y", "f32", x.shape),)))
-    HalfArithmetic(graph, {}, EPSILON).norm("x", graph.number(1), "y")
+    HalfArithmetic(graph, {}).norm("x", graph.number(1), EPSILON, "y")
     model = onnx.load_model_from_string(graph.finish())
     inner = [each for node in model.graph.node for each in node.output if each != "y"]
     model.graph.output.extend(onnx.ValueInfoProto(name=each) for each in inner)

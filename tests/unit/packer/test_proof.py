@@ -96,7 +96,7 @@ def head_tile(arithmetic: type[HalfArithmetic]) -> Tile:
     """The graph `HEAD`, unpacked in some way."""
     name = label_of(HEAD)
     graph = Builder(name, fixed_interface("head", MODEL, 0, HEAD.tokens, 0, HEAD.encodings))
-    compute(graph, arithmetic(graph, {"head": ("w4g32", MODEL.hidden)}, MODEL.norm_epsilon), "head", MODEL, 0)
+    compute(graph, arithmetic(graph, {"head": ("w4g32", MODEL.hidden)}), "head", MODEL, 0)
     return Tile(HEAD, graph.finish(partial(tensor_name, name)))
 
 

@@ -177,7 +177,8 @@ def test_weights_of_a_package_are_bound_where_they_were_read_to(
             (np.frombuffer(bank.memory, np.uint8).ctypes.data, len(bank.memory))
             for bank in session.interpreter.pager.arena.banks
         ]
-        experts, dense = bound("expert"), {role: bound(role) for role in ("qkv", "out", "head")}
+        roles: tuple[GraphRole, ...] = ("qkv", "out", "head")
+        experts, dense = bound("expert"), {role: bound(role) for role in roles}
         assert {name.rpartition("_")[2] for name, _ in experts} == {"nibbles", "multipliers", "scale"}
         for name, place in experts:
             assert any(start <= place < start + length for start, length in lengths), name
