@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from estream_packer.families import names
 from estream_packer.families.config import Config
-from estream_packer.families.weights import TensorSource, WeightMap
+from estream_packer.families.weights import WeightMap
 from estream_spec import limits
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
 
@@ -36,7 +37,6 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
     keys = Config(config)
     keys.only("hidden_act", "silu")
     keys.only("attention_bias", False)
-    keys.only("quantization_config")
     hidden = keys.integer("hidden_size", 1, limits.MAX_DIMENSION)
     vocabulary = keys.integer("vocab_size", 1, limits.MAX_DIMENSION)
     layers = keys.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
@@ -59,20 +59,16 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
 
 def weights(model: ModelDescription) -> WeightMap:
     """Where each tensor of a described OLMoE lies in its checkpoint."""
-    embedding = TensorSource("model.embed_tokens.weight", (model.vocabulary, model.hidden))
-    final = {"final_norm": TensorSource("model.norm.weight", (model.hidden,))}
-    head = "lm_head.weight"
-    if not model.tied_head:
-        final["head"] = TensorSource(head, (model.vocabulary, model.hidden), transpose=True)
     return WeightMap(
         model=model,
-        embedding=embedding,
-        layers=tuple(_layer(model, layer) for layer in range(len(model.layers))),
-        expert=lambda layer, expert: _expert(model, layer, expert),
-        final=final,
-        tied_head=head if model.tied_head else None,
-        # Old checkpoints carry the rotary frequencies, which follow from the configuration.
-        is_ignored=lambda name: name.endswith(".rotary_emb.inv_freq"),
+        embedding=names.embedding(model),
+        layers=tuple(
+            (({**names.norms(model, layer), **names.attention(model, layer), **names.router(model, layer)},),)
+            for layer in range(len(model.layers))
+        ),
+        experts=names.expert_spellings(model),
+        final=names.final(model),
+        tied_head=names.tied_head(model),
     )
 
 
@@ -117,9 +113,9 @@ def _rope_theta(keys: Config) -> float:
 
 
 def _expert_block(keys: Config, layers: int) -> ExpertBlock:
-    names = [name for name in ("num_experts", "num_local_experts") if keys.has(name)] or ["num_experts"]
-    experts = keys.integer(names[0], 1, min(limits.MAX_EXPERTS, limits.MAX_RECORDS // layers))
-    for name in names[1:]:
+    given = [name for name in ("num_experts", "num_local_experts") if keys.has(name)] or ["num_experts"]
+    experts = keys.integer(given[0], 1, min(limits.MAX_EXPERTS, limits.MAX_RECORDS // layers))
+    for name in given[1:]:
         keys.only(name, experts)
     renormalise = keys.flag("norm_topk_prob", default=_NORMALISE_TOP_K)
     return ExpertBlock(
@@ -143,35 +139,3 @@ def _end_tokens(keys: Config, vocabulary: int) -> tuple[int, ...]:
     if len(set(tokens)) > limits.MAX_END_TOKENS:
         raise keys.refusal(key, f"at most {limits.MAX_END_TOKENS} ids")
     return tuple(dict.fromkeys(tokens))
-
-
-def _layer(model: ModelDescription, layer: int) -> dict[str, TensorSource]:
-    attention, block, hidden = model.attention(layer), model.expert_block(layer), model.hidden
-    query_width = attention.heads * attention.head_dim
-    key_width = attention.key_value_heads * attention.head_dim
-    prefix = f"model.layers.{layer}"
-
-    def matrix(name: str, outputs: int, inputs: int) -> TensorSource:
-        return TensorSource(f"{prefix}.{name}.weight", (outputs, inputs), transpose=True)
-
-    def vector(name: str, length: int) -> TensorSource:
-        return TensorSource(f"{prefix}.{name}.weight", (length,))
-
-    return {
-        "attention_norm": vector("input_layernorm", hidden),
-        "q": matrix("self_attn.q_proj", query_width, hidden),
-        "k": matrix("self_attn.k_proj", key_width, hidden),
-        "v": matrix("self_attn.v_proj", key_width, hidden),
-        "o": matrix("self_attn.o_proj", hidden, query_width),
-        "q_norm": vector("self_attn.q_norm", query_width),
-        "k_norm": vector("self_attn.k_norm", key_width),
-        "expert_norm": vector("post_attention_layernorm", hidden),
-        "router": matrix("mlp.gate", block.experts, hidden),
-    }
-
-
-def _expert(model: ModelDescription, layer: int, expert: int) -> dict[str, TensorSource]:
-    prefix = f"model.layers.{layer}.mlp.experts.{expert}"
-    up = (model.expert_block(layer).intermediate, model.hidden)
-    shapes = {"gate": up, "up": up, "down": (up[1], up[0])}
-    return {name: TensorSource(f"{prefix}.{name}_proj.weight", shape, transpose=True) for name, shape in shapes.items()}
