@@ -187,8 +187,8 @@ def test_without_a_rotary_base_the_family_default_is_recorded() -> None:
     ("keys", "message"),
     [
         ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta is 500000.0, expected 10000 as elsewhere"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, "rope_type is 'yarn', expected 'default'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "type is 'linear', expected 'default'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4}}, "rope_type is 'dynamic', expected 'default' or"),
+        ({"rope_scaling": {"type": "longrope"}}, "type is 'longrope', expected 'default' or 'linear'"),
         ({"rope_scaling": {"factor": 2.0}}, "factor is 2.0, expected it not to be set"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
