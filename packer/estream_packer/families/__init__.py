@@ -13,10 +13,12 @@ from typing import Final
 
 from estream_packer.families import olmoe
 from estream_packer.families.config import Config
-from estream_packer.families.weights import TensorSource, WeightMap
+from estream_packer.families.quantisation import quantisation_of
+from estream_packer.families.sources import TensorSource
+from estream_packer.families.weights import WeightMap, WeightSources
 from estream_spec.model import ModelDescription
 
-__all__ = ["TensorSource", "WeightMap", "family_of"]
+__all__ = ["TensorSource", "WeightMap", "WeightSources", "family_of"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,11 @@ def family_of(config: Mapping[str, object]) -> Family:
     `model_type` decides, or `architectures` where there is none; where both are set they must agree.
 
     Raises:
-        PackError: the family is not known, or the checkpoint relies on code of its own.
+        PackError: the family is not known, the checkpoint relies on code of its own, or it is quantised in a way that
+            cannot be read.
     """
     keys = Config(config)
+    quantisation_of(config)
     if keys.has("auto_map"):
         hint = "remove auto_map from config.json if the model computes just what its model_type says"
         raise keys.refusal("auto_map", "it not to be set: a checkpoint's own code is never run", hint)

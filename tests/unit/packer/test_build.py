@@ -355,7 +355,7 @@ def test_a_checkpoint_with_faults_is_refused_before_anything_is_written(
 def test_all_weights_that_are_not_finite_are_refused_by_name_together(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("estream_packer.checkpoint.folder.BLOCK_WEIGHTS", 100)
+    monkeypatch.setattr(build_module, "BLOCK_WEIGHTS", 100)
     source = tmp_path / "checkpoint"
     shutil.copytree(olmoe_checkpoint("base"), source)
     held = load_file(source / "model.safetensors")
