@@ -82,8 +82,7 @@ def build(
     with worker_threads(1) as background, worker_threads(jobs) as workers, open_checkpoint(source) as checkpoint:
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
-        model = family.describe(checkpoint.config, checkpoint.generation_config)
-        weights = family.weights(model).resolve(checkpoint)
+        weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)
