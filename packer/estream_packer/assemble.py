@@ -55,15 +55,12 @@ def assemble(
 def _store(matrix: Matrix, source: TensorSource, checkpoint: Checkpoint, stored: Tensors) -> None:
     """Store a matrix block by block: some columns at a time, whose scales are their own, or some rows of the embedding.
 
-    Either way a block is some rows of the checkpoint's tensor, which holds every other matrix as `[out, in]`.
+    How the checkpoint lays it out makes no difference to the bytes.
     """
     by_row = matrix.name == "embedding"
-    assert source.transpose != by_row, source
+    assert (source.place.layout == "as-is") == by_row, source
     quantise = quantise_embedding if by_row else quantise_matrix
-    count, width = source.shape
-    step = max(1, BLOCK_WEIGHTS // width)
-    for start in range(0, count, step):
-        block = slice(start, min(start + step, count))
-        for part, values in quantise(source.read(checkpoint, block), matrix.encoding).items():
+    for block, weights in source.blocks(checkpoint, BLOCK_WEIGHTS):
+        for part, values in quantise(weights, matrix.encoding).items():
             target = stored[f"{matrix.name}.{part}" if part else matrix.name]
             target[block if by_row else (..., block)] = values

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from estream_loader.progress import Progress, Quiet
-from estream_packer.assemble import WORKING_BYTES, assemble
+from estream_packer.assemble import BLOCK_WEIGHTS, WORKING_BYTES, assemble
 from estream_packer.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import NotFiniteError
-from estream_packer.families import TensorSource, WeightMap, family_of
+from estream_packer.families import TensorSource, WeightSources, family_of
 from estream_packer.packing import (
     WRITER,
     PackResult,
@@ -82,14 +82,13 @@ def build(
     with worker_threads(1) as background, worker_threads(jobs) as workers, open_checkpoint(source) as checkpoint:
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
-        weights = family.weights(family.describe(checkpoint.config, checkpoint.generation_config))
-        weights.check(checkpoint)
+        weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)
         targets = _compiled(plan, chips)
         sources = background.submit(checkpoint.sources)
-        source_bytes = sum(_length(checkpoint, each) for each in weights.sources())
+        source_bytes = sum(each.length for each in weights.sources())
         progress.begin("packing", source_bytes)
         with _told_together(checkpoint, weights), PackageWriter(output, options.page_shift) as writer:
             packed = write_package(
@@ -114,7 +113,7 @@ def build(
         seconds=time.perf_counter() - begun,
         summary=packed.summary(),
         compiled=tuple(target.described() for target in targets),
-        notices=() if checkpoint.tokenizer else (NO_TOKENIZER,),
+        notices=(*weights.notices, *(() if checkpoint.tokenizer else (NO_TOKENIZER,))),
     )
 
 
@@ -141,18 +140,21 @@ def _compiled(plan: Plan, chips: list[Chip]) -> list[Target]:
 
 
 @contextlib.contextmanager
-def _told_together(checkpoint: Checkpoint, weights: WeightMap) -> Iterator[None]:
+def _told_together(checkpoint: Checkpoint, weights: WeightSources) -> Iterator[None]:
     """When one tensor turns out not to be finite, look through all of them and refuse every such one in one message."""
     try:
         yield
     except NotFiniteError:
-        problems = Problems()
-        for name in sorted(source.name for source in weights.sources()):
+        faults = set()
+        for source in weights.sources():
             try:
-                for rows in checkpoint.row_blocks(name):
-                    checkpoint.read(name, rows)
-            except NotFiniteError as fault:
-                problems.add("tensors with numbers that are not finite", fault.message)
+                for _ in source.blocks(checkpoint, BLOCK_WEIGHTS):
+                    pass
+            except NotFiniteError as fault:  # the same one twice where two sources read one tensor
+                faults.add(fault.message)
+        problems = Problems()
+        for message in sorted(faults):
+            problems.add("tensors with numbers that are not finite", message)
         problems.refuse("checkpoint cannot be packed", str(checkpoint.folder))
         raise
 
@@ -171,14 +173,14 @@ def _check_not_input(output: Path, checkpoint: Checkpoint) -> None:
         raise PackError("output is a file of the checkpoint", path=str(output), hint="give another name")
 
 
-def _dense_tasks(checkpoint: Checkpoint, weights: WeightMap, plan: Plan) -> Iterator[Task]:
+def _dense_tasks(checkpoint: Checkpoint, weights: WeightSources, plan: Plan) -> Iterator[Task]:
     """The embedding, each layer, and what follows the last."""
     each = [{"embedding": weights.embedding}, *weights.layers, weights.final]
     for record_range, sources in zip(plan.dense, each, strict=True):
         yield _task(checkpoint, plan, record_range, dict(sources))
 
 
-def _expert_tasks(checkpoint: Checkpoint, weights: WeightMap, plan: Plan) -> Iterator[Task]:
+def _expert_tasks(checkpoint: Checkpoint, weights: WeightSources, plan: Plan) -> Iterator[Task]:
     """Every expert, layer by layer."""
     for layer, record_range in enumerate(plan.experts):
         for expert in range(record_range.count):
@@ -188,12 +190,6 @@ def _expert_tasks(checkpoint: Checkpoint, weights: WeightMap, plan: Plan) -> Ite
 def _task(checkpoint: Checkpoint, plan: Plan, record_range: RecordRange, sources: dict[str, TensorSource]) -> Task:
     return Task(
         make=partial(assemble, checkpoint, plan.layout(record_range), record_range.record_length, sources),
-        cost=record_range.record_length + WORKING_BYTES,
-        amount=sum(_length(checkpoint, source) for source in sources.values()),
+        cost=record_range.record_length + WORKING_BYTES + max(source.held_bytes for source in sources.values()),
+        amount=sum(source.length for source in sources.values()),
     )
-
-
-def _length(checkpoint: Checkpoint, source: TensorSource) -> int:
-    """Bytes of a tensor in the checkpoint."""
-    tensor = checkpoint.tensors[source.name]
-    return tensor.end - tensor.begin

@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import numpy.typing as npt
 import torch
 import transformers
 
+from fixtures.families import FAMILIES
+from fixtures.families import reference_path as family_reference_path
 from fixtures.olmoe import (
     EXPERTS,
     IDLE_EXPERTS,
@@ -39,15 +42,11 @@ from fixtures.reference import (
     kept_positions,
     reference_path,
 )
+from reference.family_model import compute_family
+from reference.hooked import MIN_SCORE_GAP, Array, UnclearError, greedy, require, versions
 
-MIN_SCORE_GAP = 1e-4
-"""Least distance between neighbours among the chosen scores of a token and the first one not chosen."""
-MIN_LOGIT_GAP = 1e-3
-"""Least distance between the best and the second logit where a greedy token is taken."""
 TOLERANCE = 1e-4
 """Greatest difference of a logit or weight from the kept one under `--check`; other f32 code is 2e-5 off."""
-
-Array = npt.NDArray[Any]
 
 
 class Model:
@@ -87,7 +86,7 @@ class Model:
         for layer, (scores, _, _) in enumerate(self._router_outputs()):
             best = np.sort(scores, axis=-1)[:, ::-1][:, : top_k + 1]
             gap = float(-np.diff(best, axis=-1).max())
-            _require(gap >= MIN_SCORE_GAP, f"{self._variant}: scores of layer {layer} only {gap:.1e} apart")
+            require(gap >= MIN_SCORE_GAP, f"{self._variant}: scores of layer {layer} only {gap:.1e} apart")
 
     def prompt(self, tokens: Array) -> Prompt:
         """Run a prompt and keep what the reference keeps of it."""
@@ -102,22 +101,13 @@ class Model:
             logits=logits,
         )
 
-    def greedy(self, tokens: Array) -> Array:
-        """The best tokens that follow, each from a run of everything before it."""
-        for _ in range(GREEDY_TOKENS):
-            last = self.logits(tokens)[-1]
-            second, best = np.sort(last)[-2:]
-            _require(best - second >= MIN_LOGIT_GAP, f"{self._variant}: a greedy choice by only {best - second:.1e}")
-            tokens = np.append(tokens, last.argmax())
-        return tokens[-GREEDY_TOKENS:]
-
     def check_clipping(self, bound: float) -> None:
         """Assure that the last prompt had queries, keys and values to clip in every layer."""
         for layer in range(LAYERS):
             for name in ("q_norm", "k_norm", "v_proj"):
                 (values,) = self._outputs[f"model.layers.{layer}.self_attn.{name}"]
                 share = float((np.abs(values) > bound).mean())
-                _require(0.05 < share < 0.95, f"{self._variant}: {share:.0%} of {name} in layer {layer} are clipped")
+                require(0.05 < share < 0.95, f"{self._variant}: {share:.0%} of {name} in layer {layer} are clipped")
 
 
 def compute(variant: VariantName) -> Reference:
@@ -130,9 +120,9 @@ def compute(variant: VariantName) -> Reference:
         model.check_clipping(bound)
     return Reference(
         prompts=prompts,
-        greedy=model.greedy(prompts[GREEDY_PROMPT].tokens),
+        greedy=greedy(model.logits, prompts[GREEDY_PROMPT].tokens, GREEDY_TOKENS),
         checkpoint=digest(weights(variant)),
-        versions=f"transformers {transformers.__version__}, torch {torch.__version__}, numpy {np.__version__}",
+        versions=versions(),
     )
 
 
@@ -145,7 +135,7 @@ def _check_experts(variant: VariantName, experts: npt.NDArray[np.int16]) -> None
             "idle": set(range(EXPERTS)) - set(IDLE_EXPERTS),
             "single": {SINGLE_EXPERTS[layer]},
         }[VARIANTS[variant].routing]
-        _require(found == expected, f"{variant}: layer {layer} uses experts {sorted(found)}, not {sorted(expected)}")
+        require(found == expected, f"{variant}: layer {layer} uses experts {sorted(found)}, not {sorted(expected)}")
 
 
 def differences(found: Reference, kept: Reference) -> list[str]:
@@ -162,27 +152,30 @@ def differences(found: Reference, kept: Reference) -> list[str]:
     return problems
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise SystemExit(f"generate.py: error: {message}")
-
-
 def main() -> int:
-    """Write or check all vectors; exit 1 when a check finds a difference."""
+    """Write or check vectors; exit 1 when a check finds a difference or a checkpoint will not do."""
     parser = argparse.ArgumentParser(description="Compute the reference vectors with Hugging Face transformers.")
     parser.add_argument("--check", action="store_true", help="compare with the vectors that are here; write nothing")
-    check = parser.parse_args().check
+    parser.add_argument("names", nargs="*", help="OLMoE variants and families; all when none is given")
+    options = parser.parse_args()
     torch.set_num_threads(1)
+    jobs = {variant: (partial(compute, variant), reference_path(variant)) for variant in VARIANTS}
+    families = {name: (partial(compute_family, name), family_reference_path(name)) for name in FAMILIES}
     status = 0
-    for variant in VARIANTS:
-        found, path = compute(variant), reference_path(variant)
-        if check:
+    for name in options.names or [*jobs, *families]:
+        job, path = (jobs | families)[name]
+        try:
+            found = job()
+        except UnclearError as error:
+            sys.stderr.write(f"generate.py: error: {name}: {error}\n")
+            return 1
+        if options.check:
             problems = differences(found, Reference.load(path))
             status = 1 if problems else status
             sys.stdout.write(f"{path.name}: {', '.join(problems) + ' differ' if problems else 'equal'}\n")
         else:
             found.save(path)
-            last = found.prompts[max(PROMPT_LENGTHS)].logits
+            last = found.prompts[max(found.prompts)].logits
             sys.stdout.write(f"{path.name}: {path.stat().st_size} bytes, logits of deviation {last.std():.2f}\n")
     return status
 

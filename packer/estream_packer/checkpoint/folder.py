@@ -6,10 +6,9 @@ of the weights in the folder does no harm. Nothing in the folder is ever execute
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from hashlib import sha256
-from math import prod
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final, Self
@@ -39,8 +38,6 @@ TENSORS: Final = "tensors"
 DOCUMENTS: Final = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX)
 """Files that are read where they exist, besides the weights."""
 
-BLOCK_WEIGHTS: Final = 1 << 22
-"""Weights looked at together where a tensor is only walked through."""
 MAX_JSON_LENGTH: Final = 1 << 25
 """32 MiB: any JSON document but the tokenizer."""
 
@@ -88,13 +85,6 @@ class Checkpoint:
         for file in self._files:
             file.close()
 
-    def row_blocks(self, name: str) -> Iterator[slice]:
-        """Row ranges of a tensor that together are all of it, each small enough to be read on the way."""
-        shape = self.tensors[name].shape
-        step = max(1, BLOCK_WEIGHTS // prod(shape[1:]))
-        for first in range(0, shape[0], step):
-            yield slice(first, first + step)
-
     def paths(self) -> tuple[Path, ...]:
         """Every file that makes up the checkpoint: documents, index and weights."""
         return tuple(file.path for file in self._files)
@@ -108,15 +98,36 @@ class Checkpoint:
         for file in self._files:
             file.check_unchanged()
 
-    def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+    def read(self, name: str, rows: slice | None = None, index: int | None = None) -> NDArray[np.float32]:
         """A tensor, or some rows of it, as finite f32. See `SafetensorsFile.read`.
 
         Raises:
             PackError: there is no such tensor, its dtype or a value is refused, or the file cannot be read.
         """
+        return self._shard(name).read(name, rows, index)
+
+    def read_bytes(self, name: str, rows: slice | None = None, index: int | None = None) -> NDArray[np.uint8]:
+        """A tensor of bytes, or some rows of it, as they are. See `SafetensorsFile.read_bytes`.
+
+        Raises:
+            PackError: there is no such tensor, or the file cannot be read.
+        """
+        return self._shard(name).read_bytes(name, rows, index)
+
+    def check_finite(
+        self, values: NDArray[np.float32], name: str, rows: slice | None = None, index: int | None = None
+    ) -> None:
+        """Refuse values that are not finite, made of `read(name, rows, index)`. See `SafetensorsFile.check_finite`.
+
+        Raises:
+            NotFiniteError: some value is not finite.
+        """
+        self._shard(name).check_finite(values, name, rows, index)
+
+    def _shard(self, name: str) -> SafetensorsFile:
         if name not in self._shard_of:
             raise PackError(f"checkpoint has no tensor {name!r}", path=str(self.folder))
-        return self._shard_of[name].read(name, rows)
+        return self._shard_of[name]
 
     def sources(self) -> tuple[Source, ...]:
         """Name, length and SHA-256 of every document by name, and of all tensors together as `tensors`. Reads them all.

@@ -147,7 +147,7 @@ def _check_source(package: Package, folder: Path) -> None:
 
     hint = "give the checkpoint the package was made from"
     with open_checkpoint(folder) as checkpoint:
-        model = family_of(checkpoint.config).describe(checkpoint.config, checkpoint.generation_config)
+        model = family_of(checkpoint.config).read(checkpoint.config, checkpoint.generation_config).model
         if model != package.manifest.model:
             raise PackError("the checkpoint's model is not the package's", path=str(folder), hint=hint)
         found, expected = (

@@ -1,7 +1,7 @@
 """Checkpoint families: from `config.json` and tensor names to a model description and a weight map.
 
-A family is one small module with `describe` and `weights`. A checkpoint is known by its configuration alone; code that
-it brings along is never run.
+A family is one small module with `describe` and `weights`, or `read`. A checkpoint is known by its configuration alone;
+code that it brings along is never run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from estream_packer.families import olmoe
+from estream_packer.families import deepseek, ernie, gpt_oss, granite, lfm2, mixtral, olmoe, qwen
 from estream_packer.families.config import Config
-from estream_packer.families.weights import TensorSource, WeightMap
+from estream_packer.families.quantisation import quantisation_of
+from estream_packer.families.sources import TensorSource
+from estream_packer.families.weights import WeightMap, WeightSources
 from estream_spec.model import ModelDescription
 
-__all__ = ["TensorSource", "WeightMap", "family_of"]
+__all__ = ["TensorSource", "WeightMap", "WeightSources", "family_of"]
+
+
+Configuration = Mapping[str, object]
+"""A decoded `config.json` or `generation_config.json`."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +31,58 @@ class Family:
 
     Attributes:
         model_type: the configuration's `model_type`.
-        architecture: the one entry of its `architectures`.
-        describe: the model description from `config.json` and `generation_config.json`.
-        weights: the weight map of a described model.
+        architectures: what the one entry of its `architectures` may be; the first is the usual one.
+        read: from `config.json` and `generation_config.json` to the model description and the places of its tensors.
+        code: classes of code that publishers put beside the weights and that compute what transformers does itself.
     """
 
     model_type: str
-    architecture: str
-    describe: Callable[[Mapping[str, object], Mapping[str, object] | None], ModelDescription]
-    weights: Callable[[ModelDescription], WeightMap]
+    architectures: tuple[str, ...]
+    read: Callable[[Configuration, Configuration | None], WeightMap]
+    code: tuple[str, ...] = ()
 
 
-FAMILIES: Final = (Family(olmoe.MODEL_TYPE, olmoe.ARCHITECTURE, olmoe.describe, olmoe.weights),)
+def _described(
+    describe: Callable[[Configuration, Configuration | None], ModelDescription],
+    weights: Callable[[ModelDescription], WeightMap],
+) -> Callable[[Configuration, Configuration | None], WeightMap]:
+    """Reads a family whose places follow from the description."""
+    return lambda config, generation: weights(describe(config, generation))
+
+
+FAMILIES: Final = (
+    Family(olmoe.MODEL_TYPE, ("OlmoeForCausalLM",), _described(olmoe.describe, olmoe.weights)),
+    Family(qwen.QWEN2, ("Qwen2MoeForCausalLM",), _described(qwen.describe_qwen2, qwen.weights)),
+    Family(
+        deepseek.V2,
+        ("DeepseekV2ForCausalLM",),
+        _described(deepseek.describe_v2, deepseek.weights),
+        ("modeling_deepseek.DeepseekV2ForCausalLM",),
+    ),
+    Family(mixtral.MIXTRAL, ("MixtralForCausalLM",), _described(mixtral.describe_mixtral, mixtral.weights)),
+    Family(qwen.QWEN3, ("Qwen3MoeForCausalLM",), _described(qwen.describe_qwen3, qwen.weights)),
+    Family(gpt_oss.MODEL_TYPE, ("GptOssForCausalLM",), _described(gpt_oss.describe, gpt_oss.weights)),
+    Family(granite.MODEL_TYPE, ("GraniteMoeForCausalLM",), granite.read),
+    Family(lfm2.MODEL_TYPE, ("Lfm2MoeForCausalLM",), _described(lfm2.describe, lfm2.weights)),
+    Family(
+        deepseek.V3,
+        ("DeepseekV3ForCausalLM",),
+        _described(deepseek.describe_v3, deepseek.weights),
+        ("modeling_deepseek.DeepseekV3ForCausalLM",),
+    ),
+    Family(
+        mixtral.PHIMOE,
+        ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
+        _described(mixtral.describe_phimoe, mixtral.weights),
+        ("modeling_phimoe.PhiMoEForCausalLM",),
+    ),
+    Family(
+        ernie.MODEL_TYPE,
+        ("Ernie4_5_MoeForCausalLM",),
+        _described(ernie.describe, ernie.weights),
+        ("modeling_ernie4_5_moe.Ernie4_5_MoeForCausalLM",),
+    ),
+)
 
 
 def family_of(config: Mapping[str, object]) -> Family:
@@ -45,22 +91,39 @@ def family_of(config: Mapping[str, object]) -> Family:
     `model_type` decides, or `architectures` where there is none; where both are set they must agree.
 
     Raises:
-        PackError: the family is not known, or the checkpoint relies on code of its own.
+        PackError: the family is not known, the checkpoint relies on code of its own, or it is quantised in a way that
+            cannot be read.
     """
     keys = Config(config)
-    if keys.has("auto_map"):
+    quantisation_of(config)
+    architecture = _architecture(keys)
+    if keys.has("model_type"):
+        family = _find(keys, "model_type", {family.model_type: family for family in FAMILIES}, config["model_type"])
+        if architecture is not None and architecture not in family.architectures:
+            usual = family.architectures[0]
+            hint = f"a model_type of {family.model_type!r} is packed as {usual!r} only"
+            raise keys.refusal("architectures", repr([usual]), hint)
+    elif architecture is not None:
+        by_name = {name: family for family in FAMILIES for name in family.architectures}
+        family = _find(keys, "architectures", by_name, architecture)
+    else:
+        raise keys.refusal("model_type", _supported())
+    _check_code(keys, family)
+    return family
+
+
+def _check_code(keys: Config, family: Family) -> None:
+    """Refuse a checkpoint that needs code of its own; what transformers does itself by now needs none.
+
+    Raises:
+        PackError: it does.
+    """
+    if not keys.has("auto_map"):
+        return
+    code = keys.section("auto_map").values.get("AutoModelForCausalLM")
+    if code not in family.code:
         hint = "remove auto_map from config.json if the model computes just what its model_type says"
         raise keys.refusal("auto_map", "it not to be set: a checkpoint's own code is never run", hint)
-    architecture = _architecture(keys)
-    if not keys.has("model_type"):
-        if architecture is None:
-            raise keys.refusal("model_type", _supported())
-        return _find(keys, "architectures", {family.architecture: family for family in FAMILIES}, architecture)
-    family = _find(keys, "model_type", {family.model_type: family for family in FAMILIES}, config["model_type"])
-    if architecture not in (None, family.architecture):
-        hint = f"a model_type of {family.model_type!r} is packed as {family.architecture!r} only"
-        raise keys.refusal("architectures", repr([family.architecture]), hint)
-    return family
 
 
 def _architecture(keys: Config) -> str | None:
@@ -81,4 +144,4 @@ def _find(keys: Config, key: str, known: Mapping[str, Family], found: object) ->
 
 
 def _supported() -> str:
-    return "a supported family: " + ", ".join(f"{family.model_type} ({family.architecture})" for family in FAMILIES)
+    return "a supported family: " + ", ".join(f"{family.model_type} ({family.architectures[0]})" for family in FAMILIES)

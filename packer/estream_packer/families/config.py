@@ -51,6 +51,18 @@ class Config:
             raise self.refusal(key, f"a number above {above:g}, at most {high:g}")
         return float(value)
 
+    def numbers(self, key: str, count: int, high: float) -> tuple[float, ...]:
+        """A list of `count` numbers above 0, at most `high`.
+
+        Raises:
+            PackError: it is not set, or anything else.
+        """
+        values = self.values.get(key)
+        if isinstance(values, list) and len(values) == count:
+            each = [Config({key: value}, self.place) for value in values]
+            return tuple(one.number(key, 0, high) for one in each)
+        raise self.refusal(key, f"a list of {count} numbers")
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false; `default` where it is not set.
 

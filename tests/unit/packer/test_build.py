@@ -206,7 +206,7 @@ def test_bits_per_weight_of_a_model_of_true_size(
     olmoe_checkpoint: CheckpointFactory, encoding: Encoding, bits: float
 ) -> None:
     config = json.loads((olmoe_checkpoint("base") / "config.json").read_text())
-    model = family_of(config).describe(config | {"hidden_size": 2048, "intermediate_size": 1024}, None)
+    model = family_of(config).read(config | {"hidden_size": 2048, "intermediate_size": 1024}, None).model
     plan = plan_package(model, BuildOptions(experts=encoding))
     layout = plan.layout(plan.experts[0])
     scales = 0 if encoding == "f32" else 32 * (1024 + 1024 + 2048)
@@ -355,7 +355,7 @@ def test_a_checkpoint_with_faults_is_refused_before_anything_is_written(
 def test_all_weights_that_are_not_finite_are_refused_by_name_together(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("estream_packer.checkpoint.folder.BLOCK_WEIGHTS", 100)
+    monkeypatch.setattr(build_module, "BLOCK_WEIGHTS", 100)
     source = tmp_path / "checkpoint"
     shutil.copytree(olmoe_checkpoint("base"), source)
     held = load_file(source / "model.safetensors")

@@ -1,0 +1,103 @@
+"""Granite-MoE: fused experts, and multipliers, which are folded into the weights they stand before or behind.
+
+The embedding is stored times its multiplier; a tied head is the same matrix, so the final norm divides by it again, and
+by the scaling of logits. What goes to the residual stream is multiplied in the output projection and in `down`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from estream_packer.families import common, names, parts
+from estream_packer.families.config import Config
+from estream_packer.families.places import ExpertSpelling, Places
+from estream_packer.families.weights import WeightMap
+from estream_spec import limits
+from estream_spec.model import ExpertBlock, Layer, ModelDescription, Router
+
+MODEL_TYPE: Final = "granitemoe"
+_NORM_EPSILON: Final = 1e-6
+_ROPE_THETA: Final = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Multipliers:
+    """What a configuration multiplies by, besides scores."""
+
+    embedding: float
+    residual: float
+    logits: float
+
+    @classmethod
+    def of(cls, keys: Config) -> Self:
+        """Those of a configuration."""
+        return cls(
+            embedding=parts.number_or(keys, "embedding_multiplier", 1.0),
+            residual=parts.number_or(keys, "residual_multiplier", 1.0),
+            logits=1 / parts.number_or(keys, "logits_scaling", 1.0),
+        )
+
+
+def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
+    """The model that a Granite-MoE configuration describes. Raises as `olmoe.describe` does."""
+    keys = Config(config)
+    parts.only_silu(keys)
+    count = parts.layer_count(keys)
+    experts = common.expert_count(keys, count)
+    biased = keys.flag("attention_bias", default=False)
+    scale = parts.number_or(keys, "attention_multiplier", 1.0)
+    attention = parts.attention(keys, _ROPE_THETA, bias=biased, out_bias=biased, scale=scale)
+    block = ExpertBlock(
+        experts=experts,
+        intermediate=keys.integer("intermediate_size", 1, limits.MAX_DIMENSION),
+        router=Router(
+            family="softmax-topk-renormalise", top_k=parts.integer_or(keys, "num_experts_per_tok", 2, 1, experts)
+        ),
+    )
+    return parts.model(
+        MODEL_TYPE,
+        keys,
+        generation,
+        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON),
+        layers=(Layer(attention=0, experts=0),) * count,
+        attentions=(attention,),
+        expert_blocks=(block,),
+        tied_head=keys.flag("tie_word_embeddings", default=False),
+    )
+
+
+def read(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a Granite-MoE configuration describes, and where its tensors lie. Raises as `olmoe.describe` does."""
+    model, factors = describe(config, generation), _Multipliers.of(Config(config))
+    back = 1 / factors.embedding if model.tied_head else 1.0
+    prefix = "model.layers.{layer}.block_sparse_moe"
+    linear = names.fused(model, f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight")
+    return WeightMap(
+        model=model,
+        embedding=names.embedding(model, multiplier=factors.embedding),
+        layers=tuple(((_layer(model, layer, factors.residual),),) for layer in range(len(model.layers))),
+        experts=(_scaled(linear, factors.residual),),
+        final=names.final(model, multiplier=factors.logits * back),
+        tied_head=names.tied_head(model),
+    )
+
+
+def _scaled(spelling: ExpertSpelling, factor: float) -> ExpertSpelling:
+    def places(layer: int, expert: int) -> Places:
+        found = spelling(layer, expert)
+        return {**found, "down": replace(found["down"], multiplier=factor)}
+
+    return places
+
+
+def _layer(model: ModelDescription, layer: int, factor: float) -> Places:
+    attention = names.attention(model, layer)
+    for name in attention.keys() & {"o", "o.bias"}:
+        attention[name] = replace(attention[name], multiplier=factor)
+    return {
+        **names.norms(model, layer),
+        **attention,
+        **names.router(model, layer, "block_sparse_moe.router.layer"),
+    }

@@ -1,0 +1,123 @@
+"""LFM2-MoE: short convolutions in place of attention in most layers, dense first layers, sigmoids as router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from estream_packer.families import common, names, parts
+from estream_packer.families.config import Config
+from estream_packer.families.places import Place, Places, Selection, matrix, vector
+from estream_packer.families.weights import WeightMap
+from estream_spec import limits
+from estream_spec.model import Convolution, DenseBlock, ExpertBlock, Layer, ModelDescription, Router
+
+MODEL_TYPE: Final = "lfm2_moe"
+_NORM_EPSILON: Final = 1e-5
+_ROPE_THETA: Final = 1e6
+_DENSE_LAYERS: Final = 2
+_EPSILON: Final = 1e-6
+"""Added to the sum that weights are divided by."""
+_W: Final = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
+    """The model that an LFM2-MoE configuration describes. Raises as `olmoe.describe` does."""
+    keys = Config(config)
+    keys.only("conv_bias", False)
+    count = parts.layer_count(keys)
+    kinds = parts.layer_types(keys, {"conv", "full_attention"})
+    if "full_attention" not in kinds:
+        raise keys.refusal("layer_types", "some layer of full_attention")
+    dense = parts.integer_or(keys, "num_dense_layers", _DENSE_LAYERS, 0, count - 1)
+    experts = common.expert_count(keys, count)
+    renormalise = keys.flag("norm_topk_prob", default=True)
+    block = ExpertBlock(
+        experts=experts,
+        intermediate=keys.integer("moe_intermediate_size", 1, limits.MAX_DIMENSION),
+        router=Router(
+            family="sigmoid-topk-renormalise" if renormalise else "sigmoid-topk",
+            top_k=keys.integer("num_experts_per_tok", 1, experts),
+            selection_bias=keys.flag("use_expert_bias", default=True),
+            scale=parts.number_or(keys, "routed_scaling_factor", 1.0),
+            epsilon=_EPSILON if renormalise else 0.0,
+        ),
+    )
+    width = DenseBlock(intermediate=keys.integer("intermediate_size", 1, limits.MAX_DIMENSION)) if dense else None
+    taps = parts.integer_or(keys, "conv_L_cache", 3, 2, limits.MAX_TAPS)
+    tied = "tie_embedding" if keys.has("tie_embedding") else "tie_word_embeddings"
+    return parts.model(
+        MODEL_TYPE,
+        keys,
+        generation,
+        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON, "norm_eps"),
+        layers=tuple(
+            Layer(
+                attention=None if kind == "conv" else 0,
+                convolution=0 if kind == "conv" else None,
+                experts=None if layer < dense else 0,
+                dense=0 if layer < dense else None,
+            )
+            for layer, kind in enumerate(kinds)
+        ),
+        attentions=(parts.attention(keys, _ROPE_THETA, qk_norm="head"),),
+        expert_blocks=(block,),
+        dense_blocks=() if width is None else (width,),
+        convolutions=(Convolution(taps=taps),) if "conv" in kinds else (),
+        tied_head=keys.flag(tied, default=True),
+    )
+
+
+def weights(model: ModelDescription) -> WeightMap:
+    """Where each tensor of a described LFM2-MoE lies in its checkpoint."""
+    experts = "model.layers.{layer}.feed_forward.experts"
+    return WeightMap(
+        model=model,
+        embedding=names.embedding(model),
+        layers=tuple(((_layer(model, layer),),) for layer in range(len(model.layers))),
+        experts=(
+            names.per_expert(model, experts, "w1", "w3", "w2"),
+            *names.expert_spellings(model, "feed_forward.experts"),
+        ),
+        final=names.final(model, "model.embedding_norm"),
+        tied_head=names.tied_head(model),
+    )
+
+
+def _layer(model: ModelDescription, layer: int) -> Places:
+    described, at = model.layers[layer], f"model.layers.{layer}"
+    places = names.norms(model, layer, "operator_norm", "ffn_norm")
+    places |= _convolution(model, layer) if described.attention is None else _attention(model, layer)
+    if described.dense is not None:
+        width, hidden = model.dense_blocks[described.dense].intermediate, model.hidden
+        shapes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+        for key, name in _W.items():
+            places[f"dense_{key}"] = matrix(f"{at}.feed_forward.{name}.weight", *shapes[key])
+        return places
+    places |= names.router(model, layer, "feed_forward.gate")
+    block = model.expert_block(layer)
+    if block.router.selection_bias:
+        places["selection_bias"] = vector(f"{at}.feed_forward.expert_bias", block.experts)
+    return places
+
+
+def _attention(model: ModelDescription, layer: int) -> dict[str, Place]:
+    places, at = names.attention(model, layer, out="out_proj"), f"model.layers.{layer}.self_attn"
+    for stored, name in (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")):
+        places[stored] = vector(f"{at}.{name}.weight", model.attention(layer).head_dim)
+    return places
+
+
+def _convolution(model: ModelDescription, layer: int) -> dict[str, Place]:
+    """The three parts of the projection into it, its taps, and the projection out of it."""
+    hidden, at = model.hidden, f"model.layers.{layer}.conv"
+    parts = {
+        name: Place(
+            f"{at}.in_proj.weight", (3 * hidden, hidden), "out-in", outputs=Selection.span(number * hidden, hidden)
+        )
+        for number, name in enumerate(("entry_gate", "exit_gate", "entry"))
+    }
+    index = model.layers[layer].convolution
+    assert index is not None
+    taps = Place(f"{at}.conv.weight", (hidden, 1, model.convolutions[index].taps), "out-in")
+    return {**parts, "taps": taps, "o": matrix(f"{at}.out_proj.weight", hidden, hidden)}

@@ -1,0 +1,129 @@
+"""Qwen2-MoE and Qwen3-MoE: dense layers among routed ones; one with a shared expert, one with head norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from estream_packer.families import common, names, parts
+from estream_packer.families.config import Config
+from estream_packer.families.places import Place, Places
+from estream_packer.families.weights import WeightMap
+from estream_spec import limits
+from estream_spec.model import Attention, DenseBlock, ExpertBlock, Layer, ModelDescription, Router
+
+QWEN2: Final = "qwen2_moe"
+QWEN3: Final = "qwen3_moe"
+_NORM_EPSILON: Final = 1e-6
+_ROPE_THETA: Final = 10000.0
+_SHARED_WIDTH: Final = 5632
+
+
+def describe_qwen2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
+    """The model that a Qwen2-MoE configuration describes. Raises as `olmoe.describe` does."""
+    keys = Config(config)
+    shared = parts.integer_or(keys, "shared_expert_intermediate_size", _SHARED_WIDTH, 1, limits.MAX_DIMENSION)
+    attention = parts.attention(keys, _ROPE_THETA, bias=keys.flag("qkv_bias", default=True))
+    return _describe(QWEN2, keys, generation, attention, DenseBlock(intermediate=shared, share=True))
+
+
+def describe_qwen3(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
+    """The model that a Qwen3-MoE configuration describes. Raises as `olmoe.describe` does."""
+    keys = Config(config)
+    biased = keys.flag("attention_bias", default=False)
+    attention = parts.attention(keys, _ROPE_THETA, bias=biased, out_bias=biased, qk_norm="head")
+    return _describe(QWEN3, keys, generation, attention, None)
+
+
+def weights(model: ModelDescription) -> WeightMap:
+    """Where each tensor of a described Qwen2-MoE or Qwen3-MoE lies in its checkpoint."""
+    return WeightMap(
+        model=model,
+        embedding=names.embedding(model),
+        layers=tuple(((_layer(model, layer),),) for layer in range(len(model.layers))),
+        experts=names.expert_spellings(model),
+        final=names.final(model),
+        tied_head=names.tied_head(model),
+    )
+
+
+def _describe(
+    family: str,
+    keys: Config,
+    generation: Mapping[str, object] | None,
+    attention: Attention,
+    shared: DenseBlock | None,
+) -> ModelDescription:
+    parts.only_silu(keys)
+    window = _window(keys, attention)
+    count = parts.layer_count(keys)
+    routed = _routed(keys, count)
+    blocks = [] if shared is None else [shared]
+    if not all(routed):
+        width = keys.integer("intermediate_size", 1, limits.MAX_DIMENSION)
+        blocks.append(DenseBlock(intermediate=width))
+    layers = tuple(
+        Layer(attention=0, experts=0, dense=None if shared is None else 0, window=window)
+        if has_experts
+        else Layer(attention=0, dense=len(blocks) - 1, window=window)
+        for has_experts in routed
+    )
+    return parts.model(
+        family,
+        keys,
+        generation,
+        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON),
+        layers=layers,
+        attentions=(attention,),
+        expert_blocks=(_expert_block(keys, sum(routed)),),
+        dense_blocks=tuple(blocks),
+        tied_head=keys.flag("tie_word_embeddings", default=False),
+    )
+
+
+def _window(keys: Config, attention: Attention) -> int | None:
+    """Only a Qwen3-MoE of which all layers have the window is known; published models have none."""
+    if not keys.flag("use_sliding_window", default=False) or not keys.has("sliding_window"):
+        return None
+    if attention.qk_norm == "none":
+        raise keys.refusal("use_sliding_window", "false: which layers have a window differs between versions")
+    return keys.integer("sliding_window", 1, limits.MAX_DIMENSION)
+
+
+def _routed(keys: Config, count: int) -> list[bool]:
+    """Whether each layer has experts."""
+    step = parts.integer_or(keys, "decoder_sparse_step", 1, 1, limits.MAX_LAYERS)
+    dense = keys.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise keys.refusal("mlp_only_layers", "a list of layers")
+    routed = [layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
+    if not any(routed):
+        raise keys.refusal(
+            "mlp_only_layers", f"some of the {count} layers to have experts, with decoder_sparse_step {step}"
+        )
+    return routed
+
+
+def _expert_block(keys: Config, layers: int) -> ExpertBlock:
+    experts = common.expert_count(keys, layers)
+    renormalise = keys.flag("norm_topk_prob", default=False)
+    return ExpertBlock(
+        experts=experts,
+        intermediate=keys.integer("moe_intermediate_size", 1, limits.MAX_DIMENSION),
+        router=Router(
+            family="softmax-topk-renormalise" if renormalise else "softmax-topk",
+            top_k=keys.integer("num_experts_per_tok", 1, experts),
+        ),
+    )
+
+
+def _layer(model: ModelDescription, layer: int) -> Places:
+    places = {**names.norms(model, layer), **names.attention(model, layer)}
+    if model.layers[layer].experts is None:
+        return places | names.dense(model, layer)
+    places |= names.router(model, layer)
+    if model.layers[layer].dense is not None:
+        places |= names.dense(model, layer, "mlp.shared_expert")
+        gate = f"model.layers.{layer}.mlp.shared_expert_gate.weight"
+        places["share"] = Place(gate, (1, model.hidden), index=0)
+    return places
