@@ -20,6 +20,7 @@ from estream_packer.checkpoint import open_checkpoint
 from estream_packer.checkpoint.files import InputFile
 from estream_packer.families import WeightMap, WeightSources, names
 from estream_packer.families.places import ExpertSpelling, Place, Places, Selection, halves
+from estream_packer.families.sources import TensorSource
 from estream_packer.recipe import BuildOptions
 from estream_spec.errors import PackError
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
@@ -192,14 +193,16 @@ def test_a_square_stack_declared_the_other_way_round_is_another_model(tmp_path: 
     described = model(width=HIDDEN)
     expected = experts_of(write(tmp_path / "usual", frame() | one_by_one(width=HIDDEN)), weight_map(described))
     stacked = write(tmp_path / "stacked", frame() | stacks(expected, interleaved=False, transposed=True))
-    names_ = "model.layers.{layer}.both", "model.layers.{layer}.down"
-    flipped = weight_map(described, names.fused(described, *names_, layout="in-out"))
-    np.testing.assert_array_equal(experts_of(stacked, flipped)[2]["down"], expected[2]["down"])
-    flipped = weight_map(
-        described, lambda _, expert: {"down": Place(names_[1].format(layer=0), (3, 8, 8), "out-in", expert)}
-    )
-    with pytest.raises(PackError, match=r"1 superfluous tensors \('model.layers.0.both'\)"):
-        experts_of(stacked, flipped)
+    both, down = "model.layers.{layer}.both", "model.layers.{layer}.down"
+    right = experts_of(stacked, weight_map(described, names.fused(described, both, down, layout="in-out")))[2]["down"]
+    # Gate and up have another shape, so the other declaration is refused unless it is of the square stack alone.
+    down_only = Place(down.format(layer=0), (3, HIDDEN, HIDDEN), "out-in", 2)
+    with open_checkpoint(stacked) as checkpoint:
+        wrong = TensorSource(down_only, None, 0).read(checkpoint)
+    np.testing.assert_array_equal(wrong, right.T)
+    assert not np.array_equal(wrong, right)
+    with pytest.raises(PackError, match=r"'model.layers.0.both' has \[3, 8, 16\], expected \[3, 16, 8\]"):
+        experts_of(stacked, weight_map(described, names.fused(described, both, down, layout="out-in")))
 
 
 def test_a_stack_that_lies_the_other_way_is_refused_with_both_shapes(tmp_path: Path) -> None:
