@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -18,14 +19,15 @@ from estream_loader import open_package
 from estream_packer.build import build
 from estream_packer.checkpoint import open_checkpoint
 from estream_packer.checkpoint.files import InputFile
-from estream_packer.families import WeightMap, WeightSources, names
+from estream_packer.families import WeightMap, WeightSources, family_of, names
 from estream_packer.families.places import ExpertSpelling, Place, Places, Selection, halves
 from estream_packer.families.sources import TensorSource
 from estream_packer.recipe import BuildOptions
 from estream_spec.errors import PackError
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
+from fixtures import families
 from fixtures.olmoe import EXPERTS, CheckpointFactory
-from fixtures.spellings import Tensors, fused, prefixed, write_tensors
+from fixtures.spellings import BF16, Tensors, fused, prefixed, write_tensors
 
 Change = Callable[[Tensors], Tensors]
 
@@ -69,6 +71,62 @@ def test_the_same_experts_in_every_spelling_are_the_same_records(
     source = respelled(olmoe_checkpoint("base"), tmp_path / "checkpoint", SPELLINGS[spelling])
     build(source, tmp_path / "model.emoe")
     assert records(tmp_path / "model.emoe") == usual
+
+
+def source_values(folder: Path) -> list[dict[str, npt.NDArray[np.float32]]]:
+    """Every stored tensor of a checkpoint: of the layers, and of each expert."""
+    with open_checkpoint(folder) as checkpoint:
+        found = family_of(checkpoint.config).read(checkpoint.config, None).resolve(checkpoint)
+        experts = [
+            found.expert(layer, expert)
+            for layer, count in enumerate(found.model.expert_counts)
+            for expert in range(count)
+        ]
+        return [
+            {name: source.read(checkpoint) for name, source in sources.items()} for sources in (*found.layers, *experts)
+        ]
+
+
+def check_same_tensors(one: Path, other: Path) -> None:
+    for mine, theirs in zip(source_values(one), source_values(other), strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+@pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {"gpt_oss", "granitemoe"}))
+def test_every_family_takes_fused_experts_too(tmp_path: Path, family: str) -> None:
+    usual = families.write_checkpoint(tmp_path / "usual", family)
+    changed = respelled(
+        usual, tmp_path / "fused", lambda tensors: prefixed(fused(tensors), "model.language_model.", "")
+    )
+    assert len(load_shapes(changed)) < len(load_shapes(usual))
+    check_same_tensors(changed, usual)
+
+
+def load_shapes(folder: Path) -> Mapping[str, object]:
+    with open_checkpoint(folder) as checkpoint:
+        return checkpoint.tensors
+
+
+def test_gpt_oss_is_the_same_in_mxfp4_and_in_bf16(tmp_path: Path) -> None:
+    """In bf16 the stacks lie the other way round, under the name that the blocks go by without their ending."""
+
+    def unpacked(tensors: Tensors) -> Tensors:
+        for name in [name for name in tensors if name.endswith("_blocks")]:
+            blocks, scales = tensors.pop(name), tensors.pop(name.replace("_blocks", "_scales"))
+            codes = np.stack([blocks & 15, blocks >> 4], axis=-1).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+            values = codes.reshape(*scales.shape, 32) * np.exp2(scales[..., None].astype(np.float32) - 127)
+            whole = values.reshape(*scales.shape[:2], -1)
+            tensors[name.removesuffix("_blocks")] = whole.transpose(0, 2, 1).astype(BF16)
+        return tensors
+
+    usual = families.write_checkpoint(tmp_path / "usual", "gpt_oss")
+    changed = respelled(usual, tmp_path / "bf16", unpacked)
+    config = json.loads((changed / "config.json").read_text())
+    del config["quantization_config"]
+    (changed / "config.json").write_text(json.dumps(config))
+    check_same_tensors(changed, usual)
 
 
 # The rest looks at weight maps of a model that has one layer, or as many as are asked for.
