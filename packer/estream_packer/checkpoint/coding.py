@@ -49,8 +49,9 @@ class BlockScaled:
         first, count = rows.indices(checkpoint.tensors[name].shape[-2])[0], len(values)
         whole = self._scales(checkpoint, slice(first // height, -(-(first + count) // height)), index)
         of_row = np.arange(first, first + count) // height - first // height
-        for column in range(whole.shape[1]):
-            values[:, column * width : (column + 1) * width] *= whole[of_row, column, np.newaxis]
+        with np.errstate(over="ignore"):
+            for column in range(whole.shape[1]):
+                values[:, column * width : (column + 1) * width] *= whole[of_row, column, np.newaxis]
         checkpoint.check_finite(values, name, rows, index)
         return values
 

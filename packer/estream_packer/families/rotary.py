@@ -93,7 +93,8 @@ class RotarySettings:
             PackError: a setting is missing or out of range.
         """
         rotated = head_dim if width is None else width
-        frequencies, scale = self._frequencies(rotated)
+        with np.errstate(all="ignore"):
+            frequencies, scale = self._frequencies(rotated)
         values = () if frequencies is None else tuple(float(value) for value in frequencies)
         if not all(math.isfinite(value) and value > 0 for value in values):
             raise self._place("factor").refusal("factor", "one that gives frequencies in the range of f32")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from estream_packer.checkpoint import Checkpoint
 from estream_packer.checkpoint.coding import Coding
+from estream_packer.checkpoint.safetensors import NotFiniteError
 from estream_packer.families.places import Place
 
 _BLOCK_WEIGHTS = 1 << 19
@@ -70,7 +71,9 @@ class TensorSource:
         if place.multiplier != 1.0:
             with np.errstate(over="ignore"):
                 values *= np.float32(place.multiplier)
-            checkpoint.check_finite(values, place.name)
+            if not np.isfinite(values).all():
+                message = f"tensor {self.name!r} leaves the range of f32 when multiplied by {place.multiplier:g}"
+                raise NotFiniteError(message, path=str(checkpoint.folder))
         return np.ascontiguousarray(values.T if place.layout == "out-in" else values)
 
     def blocks(self, checkpoint: Checkpoint, weights: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:

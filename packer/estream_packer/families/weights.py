@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -34,6 +34,7 @@ PREFIXES: Final = (
 """What a checkpoint may have before the names of its body instead of `_BODY`, and before all others."""
 ROTARY_BUFFERS: Final = (".rotary_emb.inv_freq",)
 """Old checkpoints carry the rotary frequencies, which follow from the configuration."""
+_Spelling = TypeVar("_Spelling", Places, ExpertSpelling)
 _TIED_BLOCK: Final = 1 << 22
 """Weights compared at a time."""
 
@@ -132,7 +133,7 @@ class _Resolution:
         embedding = self._whole(wanted.embedding)
         layers = [self._layer(groups) for groups in wanted.layers]
         final = {name: self._whole(place) for name, place in wanted.final.items()}
-        spelling = max(wanted.experts, key=lambda one: self._presence(self._expert_places(one)))
+        spelling = self._best(wanted.experts, self._expert_places)
         dense = (place for layer in layers for place in layer.values())
         for place in chain([embedding], dense, self._expert_places(spelling), final.values()):
             self._check(place)
@@ -166,7 +167,7 @@ class _Resolution:
     def _layer(self, groups: tuple[Group, ...]) -> Places:
         """Every tensor of a layer, each group in the spelling of which most is there."""
         renamed = [[self._renamed(places) for places in group] for group in groups]
-        chosen = [max(group, key=lambda places: self._presence(places.values())) for group in renamed]
+        chosen = [self._best(group, lambda places: places.values()) for group in renamed]
         return {name: place for places in chosen for name, place in places.items()}
 
     def _expert_places(self, spelling: ExpertSpelling) -> Iterator[Place]:
@@ -175,10 +176,15 @@ class _Resolution:
             for expert in range(count):
                 yield from self._renamed(spelling(layer, expert)).values()
 
-    def _presence(self, places: Iterable[Place]) -> float:
-        """Which part of the tensors is there."""
-        names = {place.name for place in places}
-        return len(names & self._tensors.keys()) / max(len(names), 1)
+    def _best(self, spellings: Sequence[_Spelling], places: Callable[[_Spelling], Iterable[Place]]) -> _Spelling:
+        """The first spelling of which everything is there, else the first of those of which the largest part is."""
+        parts = []
+        for spelling in spellings:
+            names = {place.name for place in places(spelling)}
+            parts.append(len(names & self._tensors.keys()) / max(len(names), 1))
+            if parts[-1] == 1.0:
+                break
+        return spellings[parts.index(max(parts))]
 
     def _whole(self, place: Place) -> Place:
         """A tensor outside the layers, with the rows it has where it may have more than are needed."""
