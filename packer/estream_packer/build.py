@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from estream_loader.progress import Progress, Quiet
-from estream_packer.assemble import BLOCK_WEIGHTS, WORKING_BYTES, assemble
-from estream_packer.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
-from estream_packer.checkpoint.problems import Problems
-from estream_packer.checkpoint.safetensors import NotFiniteError
-from estream_packer.families import TensorSource, WeightSources, family_of
+        weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
+        if checkpoint.tokenizer is not None:
+            check_vocabulary(checkpoint.tokenizer, weights.model.vocabulary, str(source))
 from estream_packer.packing import (
     WRITER,
     PackResult,
@@ -37,7 +35,9 @@ if TYPE_CHECKING:
     from estream_packer.htp.targets import Target
     from estream_spec.chips import Chip
 
-NO_TOKENIZER: Final = f"the checkpoint has no {TOKENIZER}, so the package takes token ids and no text"
+NO_TOKENIZER: Final = (
+    f"the checkpoint has neither {TOKENIZER} nor {TOKENIZER_MODEL}, so the package takes token ids and no text"
+)
 
 
 class BuildResult(PackResult, frozen=True, kw_only=True):
@@ -82,7 +82,14 @@ def build(
     with worker_threads(1) as background, worker_threads(jobs) as workers, open_checkpoint(source) as checkpoint:
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
+<<<<<<< HEAD
         weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
+=======
+        weights = family.weights(family.describe(checkpoint.config, checkpoint.generation_config))
+        weights.check(checkpoint)
+        if checkpoint.tokenizer is not None:
+            check_vocabulary(checkpoint.tokenizer, weights.model.vocabulary, str(source))
+>>>>>>> a286583 (Convert SentencePiece models exactly, render chat templates with a step limit, and talk in turns)
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)

@@ -1,0 +1,107 @@
+"""The tokenizer of a checkpoint as one `tokenizer.json`, which gives the ids that transformers gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from estream_loader.tokenizing import tokenizer_faults
+from estream_packer.checkpoint.sentencepiece_conversion import HINT, convert_sentencepiece
+from estream_packer.checkpoint.special_tokens import NAMES, SpecialTokens, complete
+from estream_spec.errors import PackError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_CLASSES: Final = (None, "LlamaTokenizer", "LlamaTokenizerFast")
+"""Values of `tokenizer_class` that say how a `tokenizer.model` is used."""
+_NAMED: Final = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+"""What these classes take where nothing is said."""
+
+
+def completed_json(data: bytes, tokens: SpecialTokens, path: str) -> bytes:
+    """A `tokenizer.json` with the tokens and the begin token that other documents ask for.
+
+    Where it has them already, and where they ask for nothing, it stays as it is to the last byte.
+
+    Raises:
+        PackError: the tokenizer cannot be read, or they do not fit it.
+    """
+    if not tokens.added and not tokens.named and tokens.add_begin is None and tokens.add_end is None:
+        return data
+    tokenizer = _read(data, path)
+    with tokenizer_faults(path, PackError):
+        return tokenizer.to_str().encode() if complete(tokenizer, tokens, path) else data
+
+
+def converted_json(data: bytes, tokens: SpecialTokens, path: str) -> bytes:
+    """A SentencePiece model as `tokenizer.json`, see `convert_sentencepiece`.
+
+    Raises:
+        PackError: it cannot be converted exactly, or the other documents do not fit it.
+    """
+    settings = tokens.settings
+    name = settings.get("tokenizer_class")
+    if name not in _CLASSES or settings.get("auto_map") is not None:
+        found = f"tokenizer_class {name!r}" if name not in _CLASSES else "a tokenizer with code of its own"
+        raise PackError(f"{found} is not known to use a SentencePiece model as it is", path=path, hint=HINT)
+    if settings.get("add_prefix_space") is False:
+        raise PackError("add_prefix_space is false, which the model itself must say", path=path, hint=HINT)
+    tokens = replace(
+        tokens,
+        named=_NAMED | dict(tokens.named),
+        add_begin=tokens.add_begin is not False,
+        add_end=tokens.add_end is True,
+    )
+    tokenizer = convert_sentencepiece(data, path, prefix_once=settings.get("legacy") is not True)
+    with tokenizer_faults(path, PackError):
+        complete(tokenizer, tokens, path)
+        return tokenizer.to_str().encode()
+
+
+def check_vocabulary(data: bytes, rows: int, path: str) -> None:
+    """Refuse a tokenizer with ids that the model has no row of the embedding for.
+
+    More rows than tokens are usual: the rows beyond stand for nothing and are never chosen when text is generated.
+
+    Args:
+        data: `tokenizer.json`.
+        rows: rows of the embedding.
+        path: what to call the tokenizer in a message.
+
+    Raises:
+        PackError: it has, or cannot be read.
+    """
+    tokenizer = _read(data, path)
+    with tokenizer_faults(path, PackError):
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    token = max(vocabulary, key=vocabulary.__getitem__, default=None)
+    if token is not None and vocabulary[token] >= rows:
+        raise PackError(
+            f"token {token!r} has id {vocabulary[token]}, the embedding has {rows} rows",
+            path=path,
+            hint="the tokenizer belongs to another model, or the embedding was not resized for its tokens",
+        )
+
+
+def with_tokens_set(template: str, tokens: SpecialTokens) -> str:
+    """A chat template that itself sets the special tokens it names, so that a package needs nothing beside it.
+
+    The line this puts before it leaves no trace in what is rendered: the line break behind a block is dropped.
+    """
+    named = {name: text for name, text in tokens.named.items() if name in NAMES and name in template}
+    blocks = (f"{{% set {name} = {_literal(text)} %}}" for name, text in named.items())
+    return f"{''.join(blocks)}\n{template}" if named else template
+
+
+def _literal(text: str) -> str:
+    """A text as Jinja writes it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
+    return f"'{escaped}'"
+
+
+def _read(data: bytes, path: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    with tokenizer_faults(path, PackError):
+        return Tokenizer.from_str(data.decode())
