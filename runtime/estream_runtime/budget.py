@@ -72,7 +72,7 @@ class Budget:
             each = pending.pop()
             if isinstance(each, str):
                 self.spend(times * (1 + len(each) / CHARACTERS))
-            elif isinstance(each, (list, tuple, *_VIEWS)):
+            elif isinstance(each, (list, tuple)):
                 self.spend(times * (1 + len(each)))
                 pending.extend(each)
             elif isinstance(each, dict):
@@ -81,6 +81,9 @@ class Budget:
                 pending.extend(each.values())
             elif isinstance(each, range):
                 self.spend(times * (1 + len(each)))
+            elif isinstance(each, _VIEWS):
+                self.spend(times * (1 + len(each)))
+                pending.extend(each)
             elif isinstance(each, int) and each.bit_length() > MAX_BITS:
                 raise TrapError(f"the chat template makes a number of {each.bit_length()} bits, more than {MAX_BITS}")
             elif isinstance(each, Namespace):  # it could hold itself

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from string import Formatter
 from types import GeneratorType
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from jinja2 import nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
@@ -216,7 +216,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return paid
 
-    def _paid_test(self, name: str, test: Callable[..., Any]) -> Callable[..., bool]:
+    def _paid_test(self, name: str, test: Any) -> Callable[..., bool]:
         """A test that is paid for."""
 
         @functools.wraps(test)
@@ -224,7 +224,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.spend(1)
             for each in args if name in COMPARING else ():
                 self._look_at(each)
-            return test(*args, **kwargs)
+            return bool(test(*args, **kwargs))
 
         return paid
 
@@ -232,7 +232,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 class Generation(Extension):
     """The block `generation`, which marks what a model wrote: it is rendered as if it were not there."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as the library declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         """What is between the tags, with variables of its own."""

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its tokenizer beside the tokenizer itself, and a tokenizer completed by it.
+"""The special and added tokens that a checkpoint names beside its tokenizer, and a tokenizer completed by them.
 
 Tokens are known from up to three documents: `tokenizer_config.json`, and where that has no `added_tokens_decoder`, as
 in older checkpoints, also `special_tokens_map.json` and `added_tokens.json`. Rules are those of transformers 5.
@@ -29,15 +29,11 @@ class SpecialTokens:
     Attributes:
         named: the text of the special tokens that have a name, such as `bos_token`.
         added: tokens that the tokenizer must have, by id.
-        add_begin: whether a text begins with the begin token; None where nothing is said.
-        add_end: whether it ends with the end token; likewise.
         settings: `tokenizer_config.json`, with what else it says.
     """
 
     named: Mapping[str, str]
     added: Mapping[int, AddedToken]
-    add_begin: bool | None
-    add_end: bool | None
     settings: Mapping[str, object]
 
 
@@ -62,34 +58,23 @@ def read_special_tokens(
     return SpecialTokens(
         named=named,
         added=_decoder(decoder, place) if decoder is not None else _older(added, {*named.values()}, path),
-        add_begin=_flag(settings, "add_bos_token", place),
-        add_end=_flag(settings, "add_eos_token", place),
         settings=settings,
     )
 
 
-def complete(tokenizer: Tokenizer, tokens: SpecialTokens, path: str) -> bool:
-    """Give a tokenizer the tokens it lacks, and let it add begin and end tokens as the checkpoint says.
+def add_missing(tokenizer: Tokenizer, tokens: SpecialTokens, path: str) -> bool:
+    """Give a tokenizer the tokens it lacks; those that have a name and are in its vocabulary become special.
 
     Returns:
-        Whether anything changed.
+        Whether it lacked any.
 
     Raises:
-        PackError: a token cannot have the id it must have, or is needed and unknown.
+        PackError: a token cannot have the id it must have.
     """
-    added = _add_missing(tokenizer, tokens, path)
-    around = _around(tokenizer, tokens, path)
-    if around is None or _adds(tokenizer, *around):
-        return added
-    _let_add(tokenizer, *around)
-    return True
-
-
-def _add_missing(tokenizer: Tokenizer, tokens: SpecialTokens, path: str) -> bool:
     from tokenizers import AddedToken
 
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    changed = False
+    lacked = False
     for number, token in sorted(tokens.added.items()):
         found = tokenizer.token_to_id(token.content)
         expected = tokenizer.get_vocab_size() if found is None else found
@@ -98,46 +83,28 @@ def _add_missing(tokenizer: Tokenizer, tokens: SpecialTokens, path: str) -> bool
             raise PackError(f"added token {token.content!r} has id {number}, but {what}", path=path)
         if token.content not in known:
             tokenizer.add_tokens([token])
-            changed = True
+            lacked = True
     known |= {token.content for token in tokens.added.values()}
     named = [text for text in tokens.named.values() if text not in known and tokenizer.token_to_id(text) is not None]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in named])
-    return changed or bool(named)
+    return lacked or bool(named)
 
 
-def _around(tokenizer: Tokenizer, tokens: SpecialTokens, path: str) -> tuple[list[str], list[str]] | None:
-    """What goes before and after a text; None where nothing is said and the tokenizer's own rule counts.
+def put_around(tokenizer: Tokenizer, before: str | None, after: str | None, path: str) -> None:
+    """Let a tokenizer begin and end each text with a token; None leaves one out.
 
-    One of the two that is not set counts as false when the other is.
+    Raises:
+        PackError: it knows no such token.
     """
-    if tokens.add_begin is None and tokens.add_end is None:
-        return None
-    wanted = {"bos_token": tokens.add_begin, "eos_token": tokens.add_end}
-    before, after = ([tokens.named[name]] if add and name in tokens.named else [] for name, add in wanted.items())
-    for text in (*before, *after):
-        if tokenizer.token_to_id(text) is None:
+    from tokenizers.processors import TemplateProcessing
+
+    first, last = ([] if text is None else [text] for text in (before, after))
+    numbers = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys((*first, *last))]
+    for text, number in numbers:
+        if number is None:
             raise PackError(f"token {text!r} is to be added to texts and is not known to the tokenizer", path=path)
-    return before, after
-
-
-def _adds(tokenizer: Tokenizer, before: list[str], after: list[str]) -> bool:
-    """Whether a tokenizer puts just these around texts already."""
-    for text in ("", "a"):
-        bare = tokenizer.encode(text, add_special_tokens=False).tokens
-        if tokenizer.encode(text).tokens != [*before, *bare, *after]:
-            return False
-    return True
-
-
-def _let_add(tokenizer: Tokenizer, before: list[str], after: list[str]) -> None:
-    from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
-
-    numbers = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys((*before, *after))]
-    single, pair = [*before, "$A", *after], [*before, "$A", *after, *before, "$B:1", *after]
-    template = TemplateProcessing(single=single, pair=pair, special_tokens=numbers)
-    # The one that says which characters a token stands for is kept.
-    kept = tokenizer.post_processor
-    tokenizer.post_processor = Sequence([kept, template]) if isinstance(kept, ByteLevel) else template
+    single, second = [*first, "$A", *last], [f"{text}:1" for text in (*first, "$B", *last)]
+    tokenizer.post_processor = TemplateProcessing(single=single, pair=[*single, *second], special_tokens=numbers)
 
 
 def _decoder(found: object, place: str) -> dict[int, AddedToken]:
@@ -177,10 +144,3 @@ def _text(value: object, name: str, place: str) -> str | None:
     if content is None or (isinstance(content, str) and content):
         return content
     raise PackError(f"{name} is {value!r}, expected the text of a token", path=place)
-
-
-def _flag(settings: Mapping[str, object], key: str, place: str) -> bool | None:
-    value = settings.get(key)
-    if value is None or isinstance(value, bool):
-        return value
-    raise PackError(f"{key} is {value!r}, expected true or false", path=place)

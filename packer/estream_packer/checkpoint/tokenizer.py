@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from estream_loader.tokenizing import tokenizer_faults
 from estream_packer.checkpoint.sentencepiece_conversion import HINT, convert_sentencepiece
-from estream_packer.checkpoint.special_tokens import NAMES, SpecialTokens, complete
+from estream_packer.checkpoint.special_tokens import NAMES, SpecialTokens, add_missing, put_around
 from estream_spec.errors import PackError
 
 if TYPE_CHECKING:
@@ -20,22 +20,26 @@ _NAMED: Final = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def completed_json(data: bytes, tokens: SpecialTokens, path: str) -> bytes:
-    """A `tokenizer.json` with the tokens and the begin token that other documents ask for.
+    """A `tokenizer.json` with the tokens that other documents add.
 
-    Where it has them already, and where they ask for nothing, it stays as it is to the last byte.
+    Where it has them already it stays as it is to the last byte. What begins and ends a text is its own business, which
+    `add_bos_token` and `add_eos_token` change nothing of.
 
     Raises:
         PackError: the tokenizer cannot be read, or they do not fit it.
     """
-    if not tokens.added and not tokens.named and tokens.add_begin is None and tokens.add_end is None:
+    if not tokens.added and not tokens.named:
         return data
     tokenizer = _read(data, path)
     with tokenizer_faults(path, PackError):
-        return tokenizer.to_str().encode() if complete(tokenizer, tokens, path) else data
+        return tokenizer.to_str().encode() if add_missing(tokenizer, tokens, path) else data
 
 
 def converted_json(data: bytes, tokens: SpecialTokens, path: str) -> bytes:
     """A SentencePiece model as `tokenizer.json`, see `convert_sentencepiece`.
+
+    Texts begin with the begin token unless `add_bos_token` is false, and end with the end token if `add_eos_token` is
+    true.
 
     Raises:
         PackError: it cannot be converted exactly, or the other documents do not fit it.
@@ -47,15 +51,13 @@ def converted_json(data: bytes, tokens: SpecialTokens, path: str) -> bytes:
         raise PackError(f"{found} is not known to use a SentencePiece model as it is", path=path, hint=HINT)
     if settings.get("add_prefix_space") is False:
         raise PackError("add_prefix_space is false, which the model itself must say", path=path, hint=HINT)
-    tokens = replace(
-        tokens,
-        named=_NAMED | dict(tokens.named),
-        add_begin=tokens.add_begin is not False,
-        add_end=tokens.add_end is True,
-    )
+    tokens = replace(tokens, named=_NAMED | dict(tokens.named))
+    before = None if settings.get("add_bos_token") is False else tokens.named["bos_token"]
+    after = tokens.named["eos_token"] if settings.get("add_eos_token") is True else None
     tokenizer = convert_sentencepiece(data, path, prefix_once=settings.get("legacy") is not True)
     with tokenizer_faults(path, PackError):
-        complete(tokenizer, tokens, path)
+        add_missing(tokenizer, tokens, path)
+        put_around(tokenizer, before, after, path)
         return tokenizer.to_str().encode()
 
 
