@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from estream_loader.progress import Progress, Quiet
-        weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
-        if checkpoint.tokenizer is not None:
-            check_vocabulary(checkpoint.tokenizer, weights.model.vocabulary, str(source))
+from estream_packer.assemble import BLOCK_WEIGHTS, WORKING_BYTES, assemble
+from estream_packer.checkpoint import TOKENIZER, TOKENIZER_MODEL, Checkpoint, open_checkpoint
+from estream_packer.checkpoint.problems import Problems
+from estream_packer.checkpoint.safetensors import NotFiniteError
+from estream_packer.checkpoint.tokenizer import check_vocabulary
+from estream_packer.families import TensorSource, WeightSources, family_of
 from estream_packer.packing import (
     WRITER,
     PackResult,
@@ -82,14 +85,9 @@ def build(
     with worker_threads(1) as background, worker_threads(jobs) as workers, open_checkpoint(source) as checkpoint:
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
-<<<<<<< HEAD
         weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
-=======
-        weights = family.weights(family.describe(checkpoint.config, checkpoint.generation_config))
-        weights.check(checkpoint)
         if checkpoint.tokenizer is not None:
             check_vocabulary(checkpoint.tokenizer, weights.model.vocabulary, str(source))
->>>>>>> a286583 (Convert SentencePiece models exactly, render chat templates with a step limit, and talk in turns)
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from estream_runtime.batch import Ids
-from estream_runtime.cache import KeyValues
+from estream_runtime.cache import Kept, KeyValues
 
 
 class Context:
-    """Token ids, with their keys and values of every layer.
+    """Token ids, and what every layer keeps of them.
+
+    Args:
+        new_cache: gives what the layers keep of no token.
 
     Attributes:
-        cache: by layer.
+        cache: what they keep, by layer.
     """
 
-    def __init__(self, cache: Sequence[KeyValues]):
-        self.cache = cache
-        self._token_ids = np.empty(0, np.int64)
+    def __init__(self, new_cache: Callable[[], Sequence[Kept]]):
+        self._new_cache = new_cache
+        self.cache, self._token_ids = new_cache(), np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._token_ids)
@@ -34,7 +37,7 @@ class Context:
 
     @contextmanager
     def extended(self, token_ids: Ids) -> Iterator[None]:
-        """Around what computes these tokens. When that fails, all is as it was before."""
+        """Around what computes these tokens. When that fails, they are forgotten."""
         before = len(self)
         try:
             yield
@@ -44,6 +47,11 @@ class Context:
             raise
 
     def _cut(self, length: int) -> None:
+        """Forget all but the first tokens, or all of them where a layer keeps but a sum of what it has seen."""
         self._token_ids = self._token_ids[:length]
         for each in self.cache:
-            each.truncate(length)
+            if isinstance(each, KeyValues):
+                each.truncate(length)
+            elif each.length != length:
+                self.cache, self._token_ids = self._new_cache(), self._token_ids[:0]
+                return

@@ -19,12 +19,8 @@ from estream_loader.pager import Pager
 from estream_loader.tokenizing import tokenizer_faults
 from estream_runtime.backends import Backend, default_backend, fallback_notice, open_backend
 from estream_runtime.batch import Batch, Ids
-<<<<<<< HEAD
 from estream_runtime.cache import Kept
-=======
-from estream_runtime.cache import KeyValues
 from estream_runtime.context import Context
->>>>>>> a286583 (Convert SentencePiece models exactly, render chat templates with a step limit, and talk in turns)
 from estream_runtime.host_processors import usable_processors
 from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
@@ -318,12 +314,13 @@ class Session:
         count = min(max_new_tokens, self.most_tokens - len(prompt))
         meter = self._meter(prompt)
         sampler = Sampler(temperature, top_p, seed, self._known_tokens)
-        return Generation(self._tokens(prompt, count, sampler, context or self.new_context()), meter)
+        context = self.new_context() if context is None else context
+        return Generation(self._tokens(prompt, count, sampler, context), meter)
 
     def new_context(self) -> Context:
         """An empty context for calls of `generate` whose prompts begin alike, such as the turns of a conversation."""
         self._check_open()
-        return Context(self._interpreter.new_cache())
+        return Context(self._interpreter.new_cache)
 
     def score(self, token_ids: TokenIds, choices: Sequence[TokenIds]) -> list[float]:
         """Log-likelihood of each choice as what follows a prompt; all choices go through the layers together.

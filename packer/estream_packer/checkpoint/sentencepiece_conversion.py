@@ -6,6 +6,7 @@ give equal ids for the text of every piece and for characters of all Unicode cat
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ _NEVER: Final = 1000.0
 _COMMON: Final = 0x3000
 """Below it every character is part of the proof, above it every `_STEP`th."""
 _STEP: Final = 23
+_ALL: Final = 1 << 20
+"""Spaces, more than are ever in front of a text."""
 _LINE: Final = 200
 """Characters of one text of the proof."""
 
@@ -127,12 +130,13 @@ def _tokenizer(model: SentencePieceModel, *, prefix_once: bool) -> Tokenizer:
                 pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=False),
             ]
         )
+    dropped = _ALL if model.single_spaces else int(model.prefix)
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace(SPACE, " "),
             decoders.ByteFallback(),
             decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if model.prefix else []),
+            *([decoders.Strip(" ", dropped, 0)] if dropped else []),
         ]
     )
     users = [piece.text for piece in model.pieces if piece.type == PieceType.USER_DEFINED]
@@ -190,10 +194,7 @@ def _texts(model: SentencePieceModel) -> Iterator[str]:
             text = piece.text.replace(SPACE, " ")
             yield text
             yield f"a{text}{text}b"
-    chosen = [
-        chr(code)
-        for code in range(0x110000)
-        if (code < _COMMON or code % _STEP == 0) and unicodedata.category(chr(code)) != "Cs"
-    ]
+    codes = (*range(_COMMON), *range(_COMMON, sys.maxunicode, _STEP))
+    chosen = [chr(code) for code in codes if unicodedata.category(chr(code)) != "Cs"]
     for start in range(0, len(chosen), _LINE):
         yield "".join(chosen[start : start + _LINE])
