@@ -210,8 +210,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 self._check_format(str(value), [*rest, *kwargs.values()])
             elif name == "replace" and len(rest) > 1:
                 self._pay_replace(str(value), *rest[:2])
-            elif name == "sum" and not all(each is None or isinstance(each, (str, int, float)) for each in rest):
-                raise TrapError("the chat template sums up what is no number")
+            elif name == "sum" and any(isinstance(each, (list, tuple)) for each in (*rest, *kwargs.values())):
+                raise TrapError("the chat template sums up lists")
             return self._made(function(*before, value, *rest, **kwargs))
 
         return paid
