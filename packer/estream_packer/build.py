@@ -15,7 +15,6 @@ from estream_packer.assemble import BLOCK_WEIGHTS, WORKING_BYTES, assemble
 from estream_packer.checkpoint import TOKENIZER, TOKENIZER_MODEL, Checkpoint, open_checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import NotFiniteError
-from estream_packer.checkpoint.tokenizer import check_vocabulary
 from estream_packer.families import TensorSource, WeightSources, family_of
 from estream_packer.packing import (
     WRITER,
@@ -86,8 +85,6 @@ def build(
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
         weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
-        if checkpoint.tokenizer is not None:
-            check_vocabulary(checkpoint.tokenizer, weights.model.vocabulary, str(source))
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)

@@ -61,31 +61,6 @@ def converted_json(data: bytes, tokens: SpecialTokens, path: str) -> bytes:
         return tokenizer.to_str().encode()
 
 
-def check_vocabulary(data: bytes, rows: int, path: str) -> None:
-    """Refuse a tokenizer with ids that the model has no row of the embedding for.
-
-    More rows than tokens are usual: the rows beyond stand for nothing and are never chosen when text is generated.
-
-    Args:
-        data: `tokenizer.json`.
-        rows: rows of the embedding.
-        path: what to call the tokenizer in a message.
-
-    Raises:
-        PackError: it has, or cannot be read.
-    """
-    tokenizer = _read(data, path)
-    with tokenizer_faults(path, PackError):
-        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    token = max(vocabulary, key=vocabulary.__getitem__, default=None)
-    if token is not None and vocabulary[token] >= rows:
-        raise PackError(
-            f"token {token!r} has id {vocabulary[token]}, the embedding has {rows} rows",
-            path=path,
-            hint="the tokenizer belongs to another model, or the embedding was not resized for its tokens",
-        )
-
-
 def with_tokens_set(template: str, tokens: SpecialTokens) -> str:
     """A chat template that itself sets the special tokens it names, so that a package needs nothing beside it.
 

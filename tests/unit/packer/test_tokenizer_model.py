@@ -148,7 +148,7 @@ def test_added_tokens_of_the_configuration(llama: bytes, tmp_path: Path) -> None
 
 def test_added_tokens_of_older_checkpoints(llama: bytes, tmp_path: Path) -> None:
     size = SentencePieceProcessor(model_proto=llama).get_piece_size()
-    documents = {
+    documents: dict[str, Mapping[str, object]] = {
         "added_tokens": {"<|end|>": size, "wort": size + 1},
         "special_tokens_map": {"eos_token": {"content": "<|end|>"}},
         "tokenizer_config": {"add_eos_token": True},

@@ -164,7 +164,7 @@ def plain(text: str, messages: Sequence[Any], **variables: Any) -> str:
 def test_it_renders_what_jinja_renders(name: str, messages: list[dict[str, Any]]) -> None:
     for tools in (None, TOOLS):
         for options in ({}, {"enable_thinking": False}):
-            given = {"add_generation_prompt": tools is None, "tools": tools, **options}
+            given: dict[str, Any] = {"add_generation_prompt": tools is None, "tools": tools, **options}
             template = ChatTemplate(TEMPLATES[name], TOKENS)
             try:
                 expected = plain(TEMPLATES[name], messages, **given, **TOKENS)
