@@ -81,30 +81,30 @@ def run_command(command: click.Command, program: str, arguments: list[str] | Non
         if sys.stdout is not None:  # None where it was closed from outside
             sys.stdout.flush()  # while a closed pipe can still be told from other ends
     except EmoeError as error:
-        return _fail(program, str(error), error.hint)
+        return tell_error(program, str(error), error.hint)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return USAGE
     except click.UsageError as error:
         help_line = f"{error.ctx.command_path if error.ctx else program} --help"
-        return _fail(program, error.format_message(), f"see '{help_line}'", code=USAGE)
+        return tell_error(program, error.format_message(), f"see '{help_line}'", code=USAGE)
     except click.ClickException as error:
-        return _fail(program, error.format_message())
+        return tell_error(program, error.format_message())
     except (KeyboardInterrupt, click.Abort):
-        return _fail(program, "interrupted", code=INTERRUPTED)
+        return tell_error(program, "interrupted", code=INTERRUPTED)
     except BrokenPipeError:
         # Whatever is still buffered must not fail a second time when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return REFUSED  # as click does where a closed pipe shows earlier
     except OSError as error:
         place = "" if error.filename is None else f" (at {error.filename})"
-        return _fail(program, f"{(error.strerror or str(error)).lower()}{place}")
+        return tell_error(program, f"{(error.strerror or str(error)).lower()}{place}")
     except MemoryError:
-        return _fail(program, "out of memory", "give it more, or less to do at a time")
+        return tell_error(program, "out of memory", "give it more, or less to do at a time")
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
-        return _fail(program, "no more threads can be started", "allow this process more, or ask for fewer")
+        return tell_error(program, "no more threads can be started", "allow this process more, or ask for fewer")
     return result if isinstance(result, int) else 0  # an exit code where the command asked for one, as --help does
 
 
@@ -153,7 +153,8 @@ def refusals_told(as_json: bool) -> Iterator[None]:
         click.get_current_context().exit(REFUSED)
 
 
-def _fail(program: str, message: str, hint: str | None = None, code: int = REFUSED) -> int:
+def tell_error(program: str, message: str, hint: str | None = None, code: int = REFUSED) -> int:
+    """Print an error, and what can be done about it; gives the exit code back."""
     click.echo(f"{program}: error: {message}", err=True)
     if hint is not None:
         click.echo(f"{program}: hint: {hint}", err=True)

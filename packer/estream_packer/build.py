@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from estream_loader.progress import Progress, Quiet
 from estream_packer.assemble import BLOCK_WEIGHTS, WORKING_BYTES, assemble
-from estream_packer.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
+from estream_packer.checkpoint import TOKENIZER, TOKENIZER_MODEL, Checkpoint, open_checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import NotFiniteError
 from estream_packer.families import TensorSource, WeightSources, family_of
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from estream_packer.htp.targets import Target
     from estream_spec.chips import Chip
 
-NO_TOKENIZER: Final = f"the checkpoint has no {TOKENIZER}, so the package takes token ids and no text"
+NO_TOKENIZER: Final = (
+    f"the checkpoint has neither {TOKENIZER} nor {TOKENIZER_MODEL}, so the package takes token ids and no text"
+)
 
 
 class BuildResult(PackResult, frozen=True, kw_only=True):

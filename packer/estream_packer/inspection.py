@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 
 from estream_loader import Package
 from estream_loader.integrity import notices
+from estream_loader.tokenizing import tokenizer_faults
 from estream_packer.configuring import local_configurations
 from estream_packer.schedules import ScheduleSummary, summarise_schedules
 from estream_packer.signing import SignatureSummary, summarise_signatures
@@ -18,6 +19,7 @@ from estream_packer.summary import Summary, summarise
 from estream_spec.chips import chip_numbered
 from estream_spec.constants import DATA_START, KNOWN_SECTIONS, Codec, SectionType
 from estream_spec.container import Container
+from estream_spec.errors import LinkError
 from estream_spec.manifest import BinaryGraph, DeviceConfiguration, Graph, RecordLayout
 from estream_spec.model import Attention, ExpertBlock, ModelDescription
 
@@ -202,7 +204,7 @@ def inspect_package(package: Package) -> Inspection:
         content_id=manifest.content_id.hex(),
         format=f"{superblock.format_major}.{superblock.format_minor}",
         page_size=package.container.page_size,
-        model=describe_model(manifest.model),
+        model=describe_model(manifest.model) | _tokenizer(package),
         extents=tuple(_extents(package.container)),
         summary=summarise(package.container, manifest.layouts, package.dense.table, package.experts.table),
         records=tuple(_record_groups(package)),
@@ -346,12 +348,26 @@ def _signature(signature: SignatureSummary) -> str:
     return f"by {signature.key}, counter {signature.security_counter}: {verdict}"
 
 
+def _tokenizer(package: Package) -> dict[str, str]:
+    """How many tokens the tokenizer knows of those the model has rows for."""
+    if package.tokenizer_json is None:
+        return {}
+    try:
+        with tokenizer_faults(package.source.name):
+            known = package.tokenizer.get_vocab_size(with_added_tokens=True)
+    except LinkError as error:
+        return {"tokenizer": error.message}
+    beyond = package.manifest.model.vocabulary - known
+    rows = f"; {beyond} rows of the vocabulary stand for no token, and are never chosen" if beyond > 0 else ""
+    return {"tokenizer": f"{known} tokens{rows}"}
+
+
 def describe_model(model: ModelDescription) -> dict[str, str]:
     """A model description in words, by subject."""
     described = {
         "family": model.family,
         "layers": f"{len(model.layers)} of width {model.hidden}",
-        "vocabulary": f"{model.vocabulary} tokens, {'tied head' if model.tied_head else 'head of its own'}",
+        "vocabulary": f"{model.vocabulary} rows, {'tied head' if model.tied_head else 'head of its own'}",
         "context": f"{model.context_length} tokens",
     }
     for index, attention in enumerate(model.attentions):

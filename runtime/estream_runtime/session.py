@@ -20,6 +20,7 @@ from estream_loader.tokenizing import tokenizer_faults
 from estream_runtime.backends import Backend, default_backend, fallback_notice, open_backend
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import Kept
+from estream_runtime.context import Context
 from estream_runtime.host_processors import usable_processors
 from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
@@ -210,6 +211,12 @@ class Session:
         self._check_open()
         return self._backend
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that prompt and output may have together: what the model and the backend take."""
+        context = self._model.context_length
+        return context if self._backend.most_tokens is None else min(context, self._backend.most_tokens)
+
     def forward(self, token_ids: TokenIds, on_route: OnRoute | None = None) -> Floats:
         """Logits after every token.
 
@@ -282,6 +289,7 @@ class Session:
         temperature: float = 0.0,
         top_p: float = 1.0,
         seed: int | None = None,
+        context: Context | None = None,
     ) -> Generation:
         """Continue a prompt.
 
@@ -294,6 +302,8 @@ class Session:
             temperature: 0 takes the likeliest token, of equals the lower id.
             top_p: only the fewest tokens whose probabilities reach this sum are drawn from.
             seed: the same seed makes the same choices; None takes one that differs every time.
+            context: of this session, what earlier calls computed: tokens that the prompt begins with and that are in it
+                are not computed again, and it then holds those of this call. None begins anew.
 
         Raises:
             TrapError: as `forward` does, and for a value out of range; at once, not with the first token.
@@ -301,10 +311,16 @@ class Session:
         """
         prompt = self._prompt(token_ids)
         check_count("max_new_tokens", max_new_tokens)
-        count = min(max_new_tokens, self._most_tokens - len(prompt))
+        count = min(max_new_tokens, self.most_tokens - len(prompt))
         meter = self._meter(prompt)
         sampler = Sampler(temperature, top_p, seed, self._known_tokens)
-        return Generation(self._tokens(prompt, count, sampler), meter)
+        context = self.new_context() if context is None else context
+        return Generation(self._tokens(prompt, count, sampler, context), meter)
+
+    def new_context(self) -> Context:
+        """An empty context for calls of `generate` whose prompts begin alike, such as the turns of a conversation."""
+        self._check_open()
+        return Context(self._interpreter.new_cache)
 
     def score(self, token_ids: TokenIds, choices: Sequence[TokenIds]) -> list[float]:
         """Log-likelihood of each choice as what follows a prompt; all choices go through the layers together.
@@ -351,12 +367,13 @@ class Session:
             return np.empty(0)
         return self._run(Batch.of(text[:-1]), lambda x: self._followed_by(x, text[1:]))
 
-    def _tokens(self, prompt: Ids, count: int, sampler: Sampler) -> Iterator[int]:
+    def _tokens(self, prompt: Ids, count: int, sampler: Sampler, context: Context) -> Iterator[int]:
         """At most `count` tokens after the prompt, the end token included."""
-        cache = self._interpreter.new_cache()
-        unseen = prompt
+        unseen = context.unseen(prompt) if count else prompt
         for _ in range(count):
-            token = sampler.choose(self._next_logits(unseen, cache))
+            with context.extended(unseen):
+                logits = self._next_logits(unseen, context.cache)
+            token = sampler.choose(logits)
             yield token
             if token in self._model.end_tokens:
                 return
@@ -448,14 +465,8 @@ class Session:
             )
         return given.astype(np.int64)
 
-    @property
-    def _most_tokens(self) -> int:
-        """Tokens that prompt and output may have together: what the model and the backend take."""
-        context = self._model.context_length
-        return context if self._backend.most_tokens is None else min(context, self._backend.most_tokens)
-
     def _check_length(self, length: int, subject: str) -> None:
-        limit = self._most_tokens
+        limit = self.most_tokens
         if length > limit:
             hint = "give fewer tokens; the context holds prompt and output together"
             raise TrapError(f"{subject} {length} tokens, the context holds {limit}", hint=hint)

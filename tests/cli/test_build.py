@@ -71,7 +71,7 @@ def test_a_checkpoint_without_tokenizer_is_packed_with_a_notice(
     status, out, err = pack("build", recipe, "-o", tmp_path / "model.emoe", "--json")
     assert status == 0
     assert [f"notice: {notice}" for notice in json.loads(out)["notices"]] == err.splitlines()
-    assert "no tokenizer.json" in err
+    assert "neither tokenizer.json nor tokenizer.model" in err
 
 
 def test_a_recipe_is_never_overruled_and_never_replaced(

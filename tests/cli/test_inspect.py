@@ -158,7 +158,7 @@ def test_model_of_several_classes_in_words() -> None:
     assert described["attention of layers 3"].endswith("clipped at 8")
     assert described["experts of layers 0-2"].startswith("2 of 3 chosen")
     assert described["experts of layers 3-4"].startswith("2 of 9 chosen")
-    assert described["vocabulary"] == "16 tokens, tied head"
+    assert described["vocabulary"] == "16 rows, tied head"
     assert described["tokens"] == "begin 1, end 2, 3"
 
 

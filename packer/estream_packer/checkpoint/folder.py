@@ -21,6 +21,8 @@ from estream_packer.checkpoint.header import TensorInfo
 from estream_packer.checkpoint.json_strict import parse_object
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import SafetensorsFile
+from estream_packer.checkpoint.special_tokens import TOKENIZER_CONFIG, SpecialTokens, read_special_tokens
+from estream_packer.checkpoint.tokenizer import completed_json, converted_json, with_tokens_set
 from estream_spec import limits
 from estream_spec.errors import PackError, reason
 from estream_spec.manifest import Source
@@ -28,14 +30,19 @@ from estream_spec.manifest import Source
 CONFIG: Final = "config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 TOKENIZER: Final = "tokenizer.json"
-TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+TOKENIZER_MODEL: Final = "tokenizer.model"
+SPECIAL_TOKENS: Final = "special_tokens_map.json"
+ADDED_TOKENS: Final = "added_tokens.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 TENSORS: Final = "tensors"
 """What the provenance calls all tensors together."""
 
-DOCUMENTS: Final = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, INDEX)
+DOCUMENTS: Final = (
+    *(CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_MODEL, TOKENIZER_CONFIG),
+    *(SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE, INDEX),
+)
 """Files that are read where they exist, besides the weights."""
 
 MAX_JSON_LENGTH: Final = 1 << 25
@@ -49,8 +56,10 @@ class Checkpoint:
         folder: where it is.
         config: `config.json`.
         generation_config: `generation_config.json`; empty where there is none.
-        tokenizer: the bytes of `tokenizer.json`; None where there is none.
-        chat_template: the Jinja text that turns a conversation into a prompt; None where there is none.
+        tokenizer: the tokenizer as the bytes of a `tokenizer.json`, made of a `tokenizer.model` where there is only
+            that; None where there is neither.
+        chat_template: the Jinja text that turns a conversation into a prompt, the special tokens it names included;
+            None where there is none.
         tensors: every tensor of the weight files, by name.
     """
 
@@ -70,9 +79,10 @@ class Checkpoint:
         self.config = _read_json(documents[CONFIG])
         generation = documents.get(GENERATION_CONFIG)
         self.generation_config = _read_json(generation) if generation else {}
-        tokenizer = documents.get(TOKENIZER)
-        self.tokenizer = tokenizer.read_all(limits.MAX_SMALL_SECTION_LENGTH) if tokenizer else None
-        self.chat_template = _chat_template(documents)
+        tokens = _special_tokens(documents, folder)
+        self.tokenizer = _tokenizer(documents, tokens)
+        template = _chat_template(documents)
+        self.chat_template = None if template is None else with_tokens_set(template, tokens)
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +171,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     names = _list(folder)
     with ExitStack() as opened:
         documents: Mapping[str, InputFile] = {
-            name: opened.enter_context(InputFile(folder / name)) for name in DOCUMENTS if name in names
+            name: opened.enter_context(InputFile(folder / name))
+            for name in DOCUMENTS
+            if name in names and not (name == TOKENIZER_MODEL and TOKENIZER in names)
         }
         if CONFIG not in documents:
             raise PackError(f"folder has no {CONFIG}", path=str(folder), hint="is this a Hugging Face checkpoint?")
@@ -259,6 +271,20 @@ def _no_weights(folder: Path, names: list[str]) -> PackError:
         message += f"; {pickled[0]!r} is a PyTorch pickle, which is never opened"
         hint = "convert it: load it with transformers and call save_pretrained"
     return PackError(message, path=str(folder), hint=hint)
+
+
+def _special_tokens(documents: Mapping[str, InputFile], folder: Path) -> SpecialTokens:
+    names = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
+    settings, special, added = (_read_json(documents[name]) if name in documents else {} for name in names)
+    return read_special_tokens(settings, special, added, str(folder))
+
+
+def _tokenizer(documents: Mapping[str, InputFile], tokens: SpecialTokens) -> bytes | None:
+    """The tokenizer, `tokenizer.json` before `tokenizer.model`."""
+    for name, read in ((TOKENIZER, completed_json), (TOKENIZER_MODEL, converted_json)):
+        if file := documents.get(name):
+            return read(file.read_all(limits.MAX_SMALL_SECTION_LENGTH), tokens, str(file.path))
+    return None
 
 
 def _chat_template(documents: Mapping[str, InputFile]) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from estream_loader.console import print_json
-from estream_runtime.commands.options import FiniteRange, session_options
+from estream_runtime.commands.options import sampling_options, session_options
 from estream_runtime.session import Session
 from estream_runtime.stats import Stats
 from estream_runtime.text import TextStream, encode_prompt
@@ -16,20 +16,7 @@ from estream_runtime.text import TextStream, encode_prompt
 @click.command()
 @session_options
 @click.option("--prompt", required=True, help="The text to continue.")
-@click.option("--max-new-tokens", type=click.IntRange(min=0), default=128, show_default=True, help="Where to stop.")
-@click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option(
-    "--top-p",
-    type=FiniteRange(0, 1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Draw from the tokens that reach this sum.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    help="The same seed gives the same text, on one backend.  [default: another every time]",
-)
+@sampling_options(128)
 @click.option("--json", "as_json", is_flag=True, help="Print text and figures as JSON when all is done.")
 def command(
     session: Session,
@@ -60,16 +47,16 @@ def command(
         raise
     package_bytes = session.package.container.superblock.file_length
     if as_json:
-        stats = generation.stats
-        figures = {
-            **asdict(stats),
-            "decode_tokens_per_s": stats.decode_tokens_per_s,
-            "package_bytes": package_bytes,
-        }
-        print_json({"text": "".join(pieces), "token_ids": token_ids, "stats": figures})
+        print_json({"text": "".join(pieces), "token_ids": token_ids, "stats": figures(generation.stats, package_bytes)})
     else:
         click.echo()
         click.echo(_summary(generation.stats, package_bytes), err=True)
+
+
+def figures(stats: Stats, package_bytes: int) -> dict[str, object]:
+    """What a run cost, for JSON."""
+    rate = stats.decode_tokens_per_s
+    return {**asdict(stats), "decode_tokens_per_s": rate, "package_bytes": package_bytes}
 
 
 def _show(piece: str, pieces: list[str], as_json: bool) -> None:

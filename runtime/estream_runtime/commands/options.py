@@ -46,6 +46,41 @@ def tell_of_fallback() -> None:
         click.echo(f"notice: {notice}", err=True)
 
 
+def sampling_options(max_new_tokens: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb the options that say which tokens are chosen and how many; by default `max_new_tokens`."""
+    options = (
+        click.option(
+            "--max-new-tokens",
+            type=click.IntRange(min=0),
+            default=max_new_tokens,
+            show_default=True,
+            help="Where to stop.",
+        ),
+        click.option(
+            "--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 takes the likeliest token."
+        ),
+        click.option(
+            "--top-p",
+            type=FiniteRange(0, 1, min_open=True),
+            default=1.0,
+            show_default=True,
+            help="Draw from the tokens that reach this sum.",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            help="The same seed gives the same text, on one backend.  [default: another every time]",
+        ),
+    )
+
+    def with_options(verb: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            verb = option(verb)
+        return verb
+
+    return with_options
+
+
 def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb the argument PACKAGE and the options of a session, and pass it the open session."""
 

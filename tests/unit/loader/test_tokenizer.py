@@ -14,6 +14,7 @@ from estream_loader import Package, open_package
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
 from estream_packer.sample import sample_files
+from fixtures.texts import of_all_categories
 
 SPECIAL: Final = "<|endoftext|>"
 CONTRACTIONS: Final = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
@@ -77,6 +78,14 @@ def test_no_text_is_split_in_another_way(sample: Package, original: Tokenizer) -
     assert len(set(TEXTS)) >= 100
     for text in TEXTS + WITH_SPECIAL:
         assert sample.tokenizer.encode(text).ids == original.encode(text).ids, text
+
+
+def test_nor_is_one_of_characters_of_any_category(sample: Package, original: Tokenizer) -> None:
+    words = ("the", " ", "  ", "\n", "'s", " 20", SPECIAL, "<|")
+    for text in of_all_categories(words, 500):
+        token_ids = sample.tokenizer.encode(text).ids
+        assert token_ids == original.encode(text).ids, text
+        assert sample.tokenizer.decode(token_ids, skip_special_tokens=False) == text
 
 
 def test_every_text_comes_back(sample: Package) -> None:

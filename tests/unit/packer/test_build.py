@@ -570,7 +570,10 @@ def test_a_package_that_cannot_take_text_is_noticed(tmp_path: Path, olmoe_checkp
     assert build(source, tmp_path / "model.emoe").notices == ()
     (source / "tokenizer.json").unlink()
     [notice] = build(source, tmp_path / "model.emoe").notices
-    assert notice == "the checkpoint has no tokenizer.json, so the package takes token ids and no text"
+    assert (
+        notice
+        == "the checkpoint has neither tokenizer.json nor tokenizer.model, so the package takes token ids and no text"
+    )
 
 
 def test_a_result_is_plain_data(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:

@@ -1,0 +1,100 @@
+"""Conversations as the text a model was trained on, by the chat template of a package.
+
+with open_package("model.emoe") as package:
+    prompt = chat_template_of(package).render([{"role": "user", "content": "Hello!"}])
+    token_ids = encode_continuation(package, prompt)  # begin and end tokens are the template's business
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from jinja2 import TemplateError, TemplateSyntaxError
+
+from estream_loader.package import Package
+from estream_runtime.budget import Budget
+from estream_runtime.sandbox import Sandbox
+from estream_spec.errors import LinkError, TrapError
+
+Message = Mapping[str, Any]
+"""One message: at least `role` and `content`; what else it may have is up to the template."""
+MAX_LENGTH: Final = 1 << 18
+"""Characters of a template. Published ones have less than a tenth."""
+
+
+class ChatTemplate:
+    """A Jinja template as transformers renders it, in a sandbox and with a limit to its steps.
+
+    Not for several threads at a time.
+
+    Args:
+        text: the template.
+        tokens: the special tokens it names, such as `bos_token`; those of packages set them themselves.
+
+    Raises:
+        LinkError: it cannot be understood.
+    """
+
+    def __init__(self, text: str, tokens: Mapping[str, str] | None = None):
+        if len(text) > MAX_LENGTH:
+            raise LinkError(f"the chat template has {len(text)} characters, expected at most {MAX_LENGTH}")
+        self._sandbox, self._tokens = Sandbox(), dict(tokens or {})
+        try:
+            self._template = self._sandbox.from_string(text)
+        except TrapError:
+            raise
+        except Exception as error:
+            line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
+            raise LinkError(f"the chat template cannot be used: {_said(error)}{line}") from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that stands for a conversation.
+
+        Encode it without adding begin and end tokens, since those are part of it.
+
+        Args:
+            messages: the conversation, oldest first, of plain values as JSON has them.
+            add_generation_prompt: end with what comes before an answer.
+            tools: functions the model may call, each as a JSON schema.
+            variables: what else this template knows, such as `enable_thinking`.
+
+        Raises:
+            TrapError: the template does not take the conversation, fails, or takes too many steps.
+        """
+        self._sandbox.budget = Budget()
+        given = {"messages": messages, "tools": tools, "documents": None, **self._tokens, **variables}
+        try:
+            return self._template.render(**given, add_generation_prompt=add_generation_prompt)
+        except TrapError:
+            raise
+        except RecursionError:
+            raise TrapError("the chat template nests too deeply") from None
+        except Exception as error:
+            raise TrapError(f"the chat template cannot be rendered: {_said(error)}") from None
+
+
+def chat_template_of(package: Package) -> ChatTemplate:
+    """The chat template of a package.
+
+    Raises:
+        LinkError: it has none, or one that cannot be understood.
+    """
+    if package.chat_template is None:
+        hint = "the model was not trained to chat, or its checkpoint says no word about how; see 'estream-run generate'"
+        raise LinkError("the package has no chat template", path=package.source.name, hint=hint)
+    return ChatTemplate(package.chat_template.decode())
+
+
+def _said(error: Exception) -> str:
+    """What the library says of a fault, and what kind it is where that is not clear."""
+    text = (
+        error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+    ) or "no reason given"
+    return text.rstrip(".")
