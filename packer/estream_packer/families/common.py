@@ -164,14 +164,19 @@ def agreed(keys: Config, *names: str) -> str:
     return given[0]
 
 
-def expert_count(keys: Config, layers: int) -> int:
-    """Routed experts of a layer, under any of their names, at most as many as `layers` of them may have together.
+def expert_count(keys: Config, layers: int, name: str = _EXPERT_COUNTS[0]) -> int:
+    """Routed experts of a layer, at most as many as `layers` of them may have together.
+
+    Args:
+        keys: the configuration.
+        layers: how many have experts.
+        name: the family's usual name for it; any other is as good.
 
     Raises:
         PackError: they are missing, out of range, or contradict each other.
     """
     highest = min(limits.MAX_EXPERTS, limits.MAX_RECORDS // max(layers, 1))
-    return keys.integer(agreed(keys, *_EXPERT_COUNTS), 1, highest)
+    return keys.integer(agreed(keys, name, *_EXPERT_COUNTS), 1, highest)
 
 
 def shared_width(keys: Config, key: str, default: int, each: int, *, fewest: int = 1) -> int:
@@ -181,13 +186,17 @@ def shared_width(keys: Config, key: str, default: int, each: int, *, fewest: int
         keys: the configuration.
         key: where it says how many there are.
         default: as many where it does not.
-        each: rows of one.
+        each: `moe_intermediate_size`, rows of one.
         fewest: as many as there may be.
 
     Raises:
         PackError: they are out of range.
     """
-    return keys.integer(key, fewest, limits.MAX_DIMENSION // each, default) * each
+    count = keys.integer(key, fewest, limits.MAX_EXPERTS, default)
+    if count * each > limits.MAX_DIMENSION:
+        most = f"at most {limits.MAX_DIMENSION} rows in all shared experts, with moe_intermediate_size {each}"
+        raise keys.refusal(key, most)
+    return count * each
 
 
 def window(keys: Config, context: int) -> int | None:

@@ -83,7 +83,7 @@ def _describe(
 
 
 def _experts(keys: Config) -> int:
-    return common.expert_count(keys, common.layer_count(keys))
+    return common.expert_count(keys, common.layer_count(keys), "n_routed_experts")
 
 
 def _attention(keys: Config) -> Attention:

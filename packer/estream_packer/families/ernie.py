@@ -25,7 +25,7 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
     _check_routing(keys)
     common.check_layers_alike(keys, None)
     routed = _routed(keys)
-    experts = common.expert_count(keys, sum(routed))
+    experts = common.expert_count(keys, sum(routed), "moe_num_experts")
     width = common.width(keys, "moe_intermediate_size")
     shared = common.shared_width(keys, "moe_num_shared_experts", _SHARED, width, fewest=0)
     blocks = [DenseBlock(intermediate=shared)] if shared else []

@@ -73,7 +73,7 @@ def _layers(keys: Config) -> tuple[Layer, ...]:
 
 
 def _expert_block(keys: Config) -> ExpertBlock:
-    experts = common.expert_count(keys, common.layer_count(keys))
+    experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
     top_k = keys.integer("num_experts_per_tok", 1, experts)
     keys.only("experts_per_token", top_k)
     return ExpertBlock(

@@ -44,7 +44,7 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
     keys = Config(config)
     count = common.layer_count(keys)
     common.check_layers_alike(keys, None)
-    experts = common.expert_count(keys, count)
+    experts = common.expert_count(keys, count, "num_local_experts")
     biased = keys.flag("attention_bias", default=False)
     attention = Attention(
         **common.heads(keys, common.rotary(keys, _ROPE_THETA)),

@@ -26,7 +26,7 @@ _OLD_BLOCK, _NEW_BLOCK = "block_sparse_moe", "mlp"
 def describe_mixtral(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
     """The model that a Mixtral configuration describes. Raises as `olmoe.describe` does."""
     keys = Config(config)
-    experts = common.expert_count(keys, common.layer_count(keys))
+    experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
     router = Router(family="softmax-topk-renormalise", top_k=keys.integer("num_experts_per_tok", 1, experts, default=2))
     return ModelDescription(
         **common.frame(MIXTRAL, keys, generation, epsilon=_NORM_EPSILON),
@@ -43,7 +43,7 @@ def describe_phimoe(config: Mapping[str, object], generation: Mapping[str, objec
     not: the context ends there. Raises as `olmoe.describe` does.
     """
     keys = Config(config)
-    experts = common.expert_count(keys, common.layer_count(keys))
+    experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
     keys.only("num_experts_per_tok", 2)
     tolerance = keys.number("router_jitter_noise", _BELOW_ZERO, 1, _JITTER)
     router = Router(family="sparsemixer", top_k=2, tolerance=tolerance)

@@ -90,7 +90,7 @@ def _routed(keys: Config) -> list[bool]:
         raise keys.refusal("mlp_only_layers", "a list of layers")
     routed = [layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
     if not any(routed):
-        key = "mlp_only_layers" if step <= count else "decoder_sparse_step"
+        key = "mlp_only_layers" if dense else "decoder_sparse_step"
         raise keys.refusal(key, f"some of the {count} layers to have experts, with decoder_sparse_step {step}")
     return routed
 
