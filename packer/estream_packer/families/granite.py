@@ -12,13 +12,14 @@ from typing import Final, Self
 
 from estream_packer.families import common, names
 from estream_packer.families.config import Config
-from estream_packer.families.places import ExpertSpelling, Places
+from estream_packer.families.places import ExpertSpelling, Group, Places
 from estream_packer.families.weights import WeightMap
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Router
 
 MODEL_TYPE: Final = "granitemoe"
 _NORM_EPSILON: Final = 1e-6
 _ROPE_THETA: Final = 10000.0
+_BLOCK: Final = "block_sparse_moe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,16 @@ def read(config: Mapping[str, object], generation: Mapping[str, object] | None =
     """What a Granite-MoE configuration describes, and where its tensors lie. Raises as `olmoe.describe` does."""
     model, factors = describe(config, generation), _Multipliers.of(Config(config))
     back = 1 / factors.embedding if model.tied_head else 1.0
-    prefix = "model.layers.{layer}.block_sparse_moe"
-    linear = names.fused(model, f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight")
+    block = f"model.layers.{{layer}}.{_BLOCK}"
+    spellings = (
+        names.fused(model, f"{block}.input_linear.weight", f"{block}.output_linear.weight"),
+        *names.fused_spellings(model, f"{block}.experts"),
+    )
     return WeightMap(
         model=model,
         embedding=names.embedding(model, multiplier=factors.embedding),
-        layers=tuple(((_layer(model, layer, factors.residual),),) for layer in range(len(model.layers))),
-        experts=(_scaled(linear, factors.residual),),
+        layers=tuple(_layer(model, layer, factors.residual) for layer in range(len(model.layers))),
+        experts=tuple(_scaled(spelling, factors.residual) for spelling in spellings),
         final=names.final(model, multiplier=factors.logits * back),
         tied_head=names.tied_head(model),
     )
@@ -91,12 +95,9 @@ def _scaled(spelling: ExpertSpelling, factor: float) -> ExpertSpelling:
     return places
 
 
-def _layer(model: ModelDescription, layer: int, factor: float) -> Places:
+def _layer(model: ModelDescription, layer: int, factor: float) -> tuple[Group, ...]:
     attention = names.attention(model, layer)
     for name in attention.keys() & {"o", "o.bias"}:
         attention[name] = replace(attention[name], multiplier=factor)
-    return {
-        **names.norms(model, layer),
-        **attention,
-        **names.router(model, layer, "block_sparse_moe.router.layer"),
-    }
+    routers = (names.router(model, layer, f"{_BLOCK}.{name}") for name in ("router.layer", "router"))
+    return ({**names.norms(model, layer), **attention},), tuple(routers)

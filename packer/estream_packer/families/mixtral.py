@@ -45,6 +45,8 @@ def describe_phimoe(config: Mapping[str, object], generation: Mapping[str, objec
     keys = Config(config)
     experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
     keys.only("num_experts_per_tok", 2)
+    if experts < 2:
+        raise keys.refusal("num_local_experts", "two experts or more")
     tolerance = keys.number("router_jitter_noise", _BELOW_ZERO, 1, _JITTER)
     router = Router(family="sparsemixer", top_k=2, tolerance=tolerance)
     biased = keys.flag("attention_bias", default=False)

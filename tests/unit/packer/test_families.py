@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from msgspec import convert, to_builtins
@@ -36,7 +36,24 @@ def refusal(name: str, **keys: object) -> PackError:
     return caught.value
 
 
-WRONG = (ABSENT, None, "text", "", 0, -1, 2**24, 2**40, 1.5, 1e300, True, False, [], {}, [None], {"x": None})
+WRONG: Final[tuple[object, ...]] = (
+    ABSENT,
+    None,
+    "text",
+    "",
+    0,
+    -1,
+    2**24,
+    2**40,
+    1.5,
+    1e300,
+    True,
+    False,
+    [],
+    {},
+    [None],
+    {"x": None},
+)
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
@@ -112,6 +129,7 @@ def test_what_no_family_does_is_refused_by_name(name: str, key: str, value: obje
         ("granitemoe", {"logits_scaling": 0}, "logits_scaling is 0, expected a number above 0"),
         ("lfm2_moe", {"conv_bias": True}, "conv_bias is True, expected False"),
         ("lfm2_moe", {"layer_types": ["conv"] * 5}, "layer_types is ['conv', 'conv'"),
+        ("phimoe", {"num_local_experts": 1}, "num_local_experts is 1, expected two experts or more"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1, expected 2"),
         (
             "phimoe",
@@ -157,12 +175,13 @@ def test_the_rotary_base_is_found_wherever_it_stands(name: str, theta: float) ->
     scaling = families.config(name).get("rope_scaling") or {}
     old = describe(name, rope_theta=7e5, rope_scaling=scaling or None)
     assert old.attentions[0].rotary.theta == 7e5
-    for keys in (
+    places: list[dict[str, object]] = [
         {"rope_theta": 700000, "rope_scaling": scaling},
         {"rope_theta": ABSENT, "rope_scaling": ABSENT, "rope_parameters": scaling | {"rope_theta": 7e5}},
         {"rope_theta": ABSENT, "rope_scaling": scaling | {"rope_theta": 700000}},
         {"rope_theta": 7e5, "rope_scaling": scaling, "rope_parameters": scaling | {"rope_theta": 7e5}},
-    ):
+    ]
+    for keys in places:
         assert describe(name, **keys) == old, keys
     twice = refusal(name, rope_theta=7e5, rope_scaling=None, rope_parameters=scaling | {"rope_theta": 8e5})
     assert twice.message.startswith("rope_theta is 800000.0, expected 700000 as elsewhere")
@@ -221,8 +240,8 @@ def test_a_window_as_long_as_the_context_is_none() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_family_is_known_by_model_type_or_by_the_one_architecture(name: str) -> None:
     architectures = families.config(name)["architectures"]
-    for keys in ({"architectures": ABSENT}, {"architectures": []}, {"model_type": ABSENT}, {"model_type": None}):
-        assert describe(name, **keys) == describe(name)
+    for key, value in (("architectures", ABSENT), ("architectures", []), ("model_type", ABSENT), ("model_type", None)):
+        assert describe(name, **{key: value}) == describe(name)
     nothing = refusal(name, model_type=ABSENT, architectures=ABSENT)
     assert nothing.message.startswith("model_type is absent, expected one of olmoe")
     two = refusal(name, architectures=architectures * 2)
