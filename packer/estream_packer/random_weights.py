@@ -37,6 +37,8 @@ RMS_W4: Final = math.sqrt(
 """Of a random nibble times a random multiplier."""
 SCALE_SPREAD: Final = 0.25
 """The scales of a matrix lie within this share of their mean."""
+_ONES: Final = ("norm", "taps")
+"""What the names of vectors of ones end in."""
 SWIGLU_VARIANCE: Final = 0.356
 """Of `silu(gate) * up`, both of unit variance."""
 
@@ -62,7 +64,7 @@ class RandomRecords:
         self._floats: Floats = whole * np.float32(math.sqrt(3) / 32768)
 
     def make(self, number: int, layout: RecordLayout, length: int) -> PackedRecord:
-        """Make one record; norms are ones.
+        """Make one record; norms and taps are ones, biases and all that works like one are zeros.
 
         Args:
             number: of the record among all of the package; picks its weights.
@@ -76,8 +78,8 @@ class RandomRecords:
             deviation = self._deviation(matrix)
             for part in matrix_tensors(matrix):
                 self._fill(stored.pop(part.name), part.name.partition(".")[2], matrix, deviation, next(starts))
-        for norm in stored.values():
-            norm[...] = 1
+        for name, vector in stored.items():
+            vector[...] = name.endswith(_ONES)
         return PackedRecord.seal(data.data, layout.payload_length)
 
     def _fill(self, out: Pool, part: str, matrix: Matrix, deviation: float, start: int) -> None:
@@ -108,7 +110,7 @@ class RandomRecords:
                 return 1.0
             case "o":
                 return 1 / math.sqrt(matrix.rows * self._layers)
-            case "down":
+            case "down" | "dense_down":
                 return 1 / math.sqrt(matrix.rows * SWIGLU_VARIANCE * self._layers)
             case _:
                 return 1 / math.sqrt(matrix.rows)

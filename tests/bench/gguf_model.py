@@ -41,6 +41,9 @@ RMS_NIBBLE: Final = math.sqrt(sum((each - NIBBLE_ZERO) ** 2 for each in NIBBLES)
 PAIRS: Final = np.array([high << 4 | low for high in NIBBLES for low in NIBBLES], np.uint8)
 """All legal bytes."""
 
+UNIFORM: Final = ("olmoe-1b-7b", "mixtral-8x7b", "qwen3-30b-a3b")
+"""Shapes whose layers are all alike and have nothing beside plain attention and experts."""
+
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -156,7 +159,7 @@ def _describe(writer: gguf.GGUFWriter, model: ModelDescription) -> None:
 
 
 @click.command()
-@click.option("--shape", type=click.Choice(tuple(SHAPES)), default="olmoe-1b-7b", show_default=True)
+@click.option("--shape", type=click.Choice(UNIFORM), default="olmoe-1b-7b", show_default=True)
 @click.option("--label", type=click.Choice(LABELS), default="olmoe", show_default=True)
 @click.argument("path", type=click.Path(path_type=Path))
 def main(shape: str, label: Label, path: Path) -> None:

@@ -6,7 +6,7 @@ code that it brings along is never run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
@@ -56,7 +56,7 @@ FAMILIES: Final = (
     Family(
         deepseek.V2,
         ("DeepseekV2ForCausalLM",),
-        _described(deepseek.describe_v2, deepseek.weights),
+        deepseek.read_v2,
         ("modeling_deepseek.DeepseekV2ForCausalLM",),
     ),
     Family(mixtral.MIXTRAL, ("MixtralForCausalLM",), _described(mixtral.describe_mixtral, mixtral.weights)),
@@ -67,7 +67,7 @@ FAMILIES: Final = (
     Family(
         deepseek.V3,
         ("DeepseekV3ForCausalLM",),
-        _described(deepseek.describe_v3, deepseek.weights),
+        deepseek.read_v3,
         ("modeling_deepseek.DeepseekV3ForCausalLM",),
     ),
     Family(
@@ -97,8 +97,9 @@ def family_of(config: Mapping[str, object]) -> Family:
     keys = Config(config)
     quantisation_of(config)
     architecture = _architecture(keys)
+    by_type = {family.model_type: family for family in FAMILIES}
     if keys.has("model_type"):
-        family = _find(keys, "model_type", {family.model_type: family for family in FAMILIES}, config["model_type"])
+        family = _find(keys, "model_type", by_type, config["model_type"])
         if architecture is not None and architecture not in family.architectures:
             usual = family.architectures[0]
             hint = f"a model_type of {family.model_type!r} is packed as {usual!r} only"
@@ -107,7 +108,7 @@ def family_of(config: Mapping[str, object]) -> Family:
         by_name = {name: family for family in FAMILIES for name in family.architectures}
         family = _find(keys, "architectures", by_name, architecture)
     else:
-        raise keys.refusal("model_type", _supported())
+        raise keys.refusal("model_type", _one_of(by_type))
     _check_code(keys, family)
     return family
 
@@ -140,8 +141,8 @@ def _find(keys: Config, key: str, known: Mapping[str, Family], found: object) ->
     if isinstance(found, str) and found in known:
         return known[found]
     close = get_close_matches(str(found)[:64], known, n=1)
-    raise keys.refusal(key, _supported(), f"did you mean {close[0]!r}?" if close else None)
+    raise keys.refusal(key, _one_of(known), f"did you mean {close[0]!r}?" if close else None)
 
 
-def _supported() -> str:
-    return "a supported family: " + ", ".join(f"{family.model_type} ({family.architectures[0]})" for family in FAMILIES)
+def _one_of(names: Iterable[str]) -> str:
+    return f"one of {', '.join(names)}"

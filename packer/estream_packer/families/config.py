@@ -27,24 +27,26 @@ class Config:
         """Whether the key is set."""
         return self.values.get(key) is not None
 
-    def integer(self, key: str, low: int, high: int) -> int:
-        """A whole number from `low` to `high`.
+    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number from `low` to `high`; `default`, which must be one too, where it is not set.
 
         Raises:
-            PackError: it is not set, or anything else.
+            PackError: it is not set and there is no default, or anything else.
         """
-        value = self.values.get(key)
+        value = self.values[key] if self.has(key) else default
         if type(value) is not int or not low <= value <= high:
             raise self.refusal(key, f"a whole number from {low} to {high}")
         return value
 
-    def number(self, key: str, above: float, high: float) -> float:
+    def number(self, key: str, above: float, high: float, default: float | None = None) -> float:
         """A number above `above`, at most `high`, which it must still be in f32. Whole numbers are accepted.
 
+        Where it is not set it is `default`.
+
         Raises:
-            PackError: it is not set, or anything else.
+            PackError: it is not set and there is no default, or anything else.
         """
-        value = self.values.get(key)
+        value = self.values[key] if self.has(key) else default
         if isinstance(value, bool) or not isinstance(value, int | float):
             value = math.nan
         if not (above < value <= high and above < as_f32(value)):

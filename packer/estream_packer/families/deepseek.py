@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from estream_packer.families import common, names, parts
+from estream_packer.families import common, names
 from estream_packer.families.config import Config
 from estream_packer.families.places import Place, Places, Selection, halves, vector
-from estream_packer.families.rotary import RotarySettings
 from estream_packer.families.weights import WeightMap
 from estream_spec import limits
 from estream_spec.model import Attention, DenseBlock, ExpertBlock, Latent, Layer, ModelDescription, Router
@@ -24,122 +23,136 @@ _QUERY_RANK: Final = 1536
 _V3_EPSILON: Final = 1e-20
 
 
-def describe_v2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that a DeepSeek-V2 configuration describes. Raises as `olmoe.describe` does."""
+def read_v2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a DeepSeek-V2 configuration describes, and where its tensors lie. Raises as `olmoe.describe` does."""
     keys = Config(config)
     keys.only("scoring_func", "softmax")
     keys.only("norm_topk_prob", False)
-    keys.only("topk_method", "greedy", "group_limited_greedy")
-    grouped = keys.values.get("topk_method") == "group_limited_greedy"
-    return _describe(V2, keys, generation, first_dense=0, shared=2, router=_v2_router(keys, grouped))
+    keys.only("mlp_bias", False)
+    model = _describe(V2, keys, generation, first_dense=0, shared=2, router=_v2_router(keys))
+    return _weights(model, drafts=0)
 
 
-def describe_v3(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that a configuration of the DeepSeek-V3 family describes. Raises as `olmoe.describe` does."""
+def read_v3(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a configuration of the DeepSeek-V3 family describes, and where its tensors lie.
+
+    Layers behind the last one, which draft tokens, are left out. Raises as `olmoe.describe` does.
+    """
     keys = Config(config)
     keys.only("scoring_func", "sigmoid")
     keys.only("topk_method", "noaux_tc")
-    return _describe(V3, keys, generation, first_dense=3, shared=1, router=_v3_router(keys))
+    keys.only("rope_interleave", True)
+    model = _describe(V3, keys, generation, first_dense=3, shared=1, router=_v3_router(keys))
+    drafts = common.agreed(keys, "num_nextn_predict_layers", "num_mtp_layers")
+    return _weights(model, drafts=keys.integer(drafts, 0, limits.MAX_LAYERS, default=1))
 
 
-def weights(model: ModelDescription) -> WeightMap:
-    """Where each tensor of a described DeepSeek-V2 or V3 lies in its checkpoint."""
+def _weights(model: ModelDescription, drafts: int) -> WeightMap:
+    count = len(model.layers)
     return WeightMap(
         model=model,
         embedding=names.embedding(model),
-        layers=tuple(((_layer(model, layer),),) for layer in range(len(model.layers))),
+        layers=tuple(((_layer(model, layer),),) for layer in range(count)),
         experts=names.expert_spellings(model),
         final=names.final(model),
         tied_head=names.tied_head(model),
-        skipped=(f"model.layers.{len(model.layers)}.",),
+        skipped=tuple(f"model.layers.{count + draft}." for draft in range(drafts)),
     )
 
 
 def _describe(
     family: str, keys: Config, generation: Mapping[str, object] | None, *, first_dense: int, shared: int, router: Router
 ) -> ModelDescription:
-    parts.only_silu(keys)
     keys.only("attention_bias", False)
-    keys.only("mlp_bias", False)
     keys.only("moe_layer_freq", 1)
-    keys.only("rope_interleave", True)
-    count = parts.layer_count(keys)
-    dense = parts.integer_or(keys, "first_k_dense_replace", first_dense, 0, count - 1)
-    experts, width = _experts(keys, count), keys.integer("moe_intermediate_size", 1, limits.MAX_DIMENSION)
-    shared = parts.integer_or(keys, "n_shared_experts", shared, 1, limits.MAX_EXPERTS)
-    blocks = [DenseBlock(intermediate=width * shared)]
+    common.check_layers_alike(keys, None)
+    count = common.layer_count(keys)
+    dense = keys.integer("first_k_dense_replace", 0, count - 1, first_dense)
+    experts, width = _experts(keys), common.width(keys, "moe_intermediate_size")
+    blocks = [DenseBlock(intermediate=common.shared_width(keys, "n_shared_experts", shared, width))]
     if dense:
-        blocks.append(DenseBlock(intermediate=keys.integer("intermediate_size", 1, limits.MAX_DIMENSION)))
-    routed = Layer(attention=0, experts=0, dense=0)
-    return parts.model(
-        family,
-        keys,
-        generation,
-        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON),
-        layers=(Layer(attention=0, dense=1),) * dense + (routed,) * (count - dense),
+        blocks.append(DenseBlock(intermediate=common.width(keys, "intermediate_size")))
+    with_experts = Layer(attention=0, experts=0, dense=0)
+    return ModelDescription(
+        **common.frame(family, keys, generation, epsilon=_NORM_EPSILON),
+        layers=(Layer(attention=0, dense=1),) * dense + (with_experts,) * (count - dense),
         attentions=(_attention(keys),),
         expert_blocks=(ExpertBlock(experts=experts, intermediate=width, router=router),),
         dense_blocks=tuple(blocks),
-        tied_head=keys.flag("tie_word_embeddings", default=False),
     )
 
 
-def _experts(keys: Config, layers: int) -> int:
-    return common.expert_count(keys, layers)
+def _experts(keys: Config) -> int:
+    return common.expert_count(keys, common.layer_count(keys), "n_routed_experts")
 
 
 def _attention(keys: Config) -> Attention:
-    heads = keys.integer("num_attention_heads", 1, limits.MAX_DIMENSION)
+    heads = keys.integer("num_attention_heads", 1, limits.MAX_DIMENSION // 4)
     keys.only("num_key_value_heads", heads)
-    rotated = keys.integer("qk_rope_head_dim", 2, limits.MAX_DIMENSION)
-    plain = keys.integer("qk_nope_head_dim", 1, limits.MAX_DIMENSION)
-    width = plain + rotated
-    rotary = RotarySettings(keys, theta=_ROPE_THETA, kinds=parts.ROTARY_KINDS)
-    scale = rotary.score_multiplier
-    # Null says that queries are not made from a narrow row; a key that is absent does not.
-    query_rank = None
-    if keys.has("q_lora_rank") or "q_lora_rank" not in keys.values:
-        query_rank = parts.integer_or(keys, "q_lora_rank", _QUERY_RANK, 1, limits.MAX_DIMENSION)
+    widest = limits.MAX_DIMENSION // heads
+    rotated = keys.integer("qk_rope_head_dim", 2, min(widest - 1, 2 * limits.MAX_FREQUENCIES))
+    if rotated % 2:
+        raise keys.refusal("qk_rope_head_dim", "an even number")
+    head_dim = keys.integer("qk_nope_head_dim", 1, widest - rotated) + rotated
+    settings = common.rotary(keys, _ROPE_THETA)
+    scale = settings.score_multiplier
     return Attention(
         heads=heads,
         key_value_heads=heads,
-        head_dim=width,
-        rotary=rotary.rotary(width, rotated),
-        value_dim=keys.integer("v_head_dim", 1, limits.MAX_DIMENSION),
-        scale=None if scale == 1 else width**-0.5 * scale,
+        head_dim=head_dim,
+        rotary=settings.rotary(head_dim, rotated),
+        value_dim=keys.integer("v_head_dim", 1, widest),
+        scale=None if scale == 1 else head_dim**-0.5 * scale,
         latent=Latent(
-            rank=keys.integer("kv_lora_rank", 1, limits.MAX_DIMENSION),
+            rank=common.width(keys, "kv_lora_rank"),
             norm_epsilon=_LATENT_EPSILON,
-            query_rank=query_rank,
+            query_rank=_query_rank(keys),
         ),
     )
 
 
-def _v2_router(keys: Config, grouped: bool) -> Router:
-    experts = _experts(keys, parts.layer_count(keys))
-    return Router(
-        family="softmax-topk",
-        top_k=keys.integer("num_experts_per_tok", 1, experts),
-        groups=keys.integer("n_group", 1, experts) if grouped else 1,
-        top_groups=keys.integer("topk_group", 1, experts) if grouped else 1,
-        scale=parts.number_or(keys, "routed_scaling_factor", 1.0),
-    )
+def _query_rank(keys: Config) -> int | None:
+    """None where queries are not made from a narrow row, which null says and an absent key does not."""
+    key = "q_lora_rank"
+    return common.width(keys, key, _QUERY_RANK) if keys.has(key) or key not in keys.values else None
+
+
+def _v2_router(keys: Config) -> Router:
+    experts = _experts(keys)
+    top_k = keys.integer("num_experts_per_tok", 1, experts)
+    keys.only("topk_method", "greedy", "group_limited_greedy")
+    grouped = keys.values.get("topk_method") == "group_limited_greedy"
+    groups, chosen = _groups(keys, experts, top_k, None, None) if grouped else (1, 1)
+    scale = keys.number("routed_scaling_factor", 0, common.LARGEST, 1.0)
+    return Router(family="softmax-topk", top_k=top_k, groups=groups, top_groups=chosen, scale=scale)
 
 
 def _v3_router(keys: Config) -> Router:
-    experts = _experts(keys, parts.layer_count(keys))
-    groups = parts.integer_or(keys, "n_group", 8, 1, experts)
+    experts = _experts(keys)
+    top_k = keys.integer("num_experts_per_tok", 1, experts, default=8)
+    groups, chosen = _groups(keys, experts, top_k, 8, 4)
+    if groups > experts // 2 and groups > 1:
+        raise keys.refusal("n_group", f"groups of two experts or more: there are {experts}")
     renormalise = keys.flag("norm_topk_prob", default=True)
     return Router(
         family="sigmoid-topk-renormalise" if renormalise else "sigmoid-topk",
-        top_k=parts.integer_or(keys, "num_experts_per_tok", 8, 1, experts),
+        top_k=top_k,
         selection_bias=True,
         groups=groups,
-        top_groups=parts.integer_or(keys, "topk_group", 4, 1, experts),
+        top_groups=chosen,
         group_score="largest" if groups == 1 else "two-largest",
-        scale=parts.number_or(keys, "routed_scaling_factor", 2.5),
+        scale=keys.number("routed_scaling_factor", 0, common.LARGEST, 2.5),
         epsilon=_V3_EPSILON if renormalise else 0.0,
     )
+
+
+def _groups(keys: Config, experts: int, top_k: int, groups: int | None, chosen: int | None) -> tuple[int, int]:
+    """Groups of experts and how many of them are not left out, given what they are where neither is set."""
+    count = keys.integer("n_group", 1, experts, groups)
+    if experts % count:
+        raise keys.refusal("n_group", f"a divisor of the {experts} experts")
+    fewest = -(-top_k * count // experts)
+    return count, keys.integer("topk_group", fewest, count, chosen)
 
 
 def _layer(model: ModelDescription, layer: int) -> Places:

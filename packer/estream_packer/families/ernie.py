@@ -5,48 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from estream_packer.families import common, names, parts
+from estream_packer.families import common, names
 from estream_packer.families.config import Config
 from estream_packer.families.places import Group, Place, Places, Selection, halves
 from estream_packer.families.weights import WeightMap
 from estream_spec import limits
-from estream_spec.model import DenseBlock, ExpertBlock, Layer, ModelDescription, Router
+from estream_spec.model import Attention, DenseBlock, ExpertBlock, Layer, ModelDescription, Router
 
 MODEL_TYPE: Final = "ernie4_5_moe"
 _NORM_EPSILON: Final = 1e-5
 _ROPE_THETA: Final = 500000.0
 _SHARED: Final = 2
+_LEAST_SUM: Final = 1e-12
 
 
 def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
     """The model that an ERNIE-4.5-MoE configuration describes. Raises as `olmoe.describe` does."""
     keys = Config(config)
-    parts.only_silu(keys)
-    keys.only("use_bias", False)
-    count = parts.layer_count(keys)
-    routed = _routed(keys, count)
-    experts = common.expert_count(keys, count)
-    width = keys.integer("moe_intermediate_size", 1, limits.MAX_DIMENSION)
-    shared = parts.integer_or(keys, "moe_num_shared_experts", _SHARED, 0, limits.MAX_EXPERTS)
-    blocks = [DenseBlock(intermediate=width * shared)] if shared else []
+    _check_routing(keys)
+    common.check_layers_alike(keys, None)
+    routed = _routed(keys)
+    experts = common.expert_count(keys, sum(routed), "moe_num_experts")
+    width = common.width(keys, "moe_intermediate_size")
+    shared = common.shared_width(keys, "moe_num_shared_experts", _SHARED, width, fewest=0)
+    blocks = [DenseBlock(intermediate=shared)] if shared else []
     if not all(routed):
-        blocks.append(DenseBlock(intermediate=keys.integer("intermediate_size", 1, limits.MAX_DIMENSION)))
-    router = Router(family="softmax-topk-renormalise", top_k=keys.integer("moe_k", 1, experts), selection_bias=True)
-    return parts.model(
-        MODEL_TYPE,
-        keys,
-        generation,
-        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON),
-        layers=tuple(
-            Layer(attention=0, experts=0, dense=0 if shared else None)
-            if has_experts
-            else Layer(attention=0, dense=len(blocks) - 1)
-            for has_experts in routed
-        ),
-        attentions=(parts.attention(keys, _ROPE_THETA),),
+        blocks.append(DenseBlock(intermediate=common.width(keys, "intermediate_size")))
+    top_k = keys.integer(common.agreed(keys, "moe_k", "num_experts_per_tok"), 1, experts)
+    router = Router(family="softmax-topk-renormalise", top_k=top_k, selection_bias=True)
+    with_experts = Layer(attention=0, experts=0, dense=0 if shared else None)
+    without = Layer(attention=0, dense=len(blocks) - 1)
+    return ModelDescription(
+        **common.frame(MODEL_TYPE, keys, generation, epsilon=_NORM_EPSILON, tied=True),
+        layers=tuple(with_experts if has_experts else without for has_experts in routed),
+        attentions=(Attention(**common.heads(keys, common.rotary(keys, _ROPE_THETA))),),
         expert_blocks=(ExpertBlock(experts=experts, intermediate=width, router=router),),
         dense_blocks=tuple(blocks),
-        tied_head=keys.flag("tie_word_embeddings", default=True),
     )
 
 
@@ -63,15 +57,27 @@ def weights(model: ModelDescription) -> WeightMap:
     )
 
 
-def _routed(keys: Config, count: int) -> list[bool]:
+def _check_routing(keys: Config) -> None:
+    """Refuse what only other code than transformers' computes, which has it one way."""
+    keys.only("use_bias", False)
+    keys.only("moe_gate", "topk")
+    keys.only("moe_use_aux_free", True)
+    keys.only("norm_topk_prob", True)
+    # The least that weights are divided by; the sum of probabilities that were chosen for their size is never so small.
+    keys.only("moe_norm_min", _LEAST_SUM)
+
+
+def _routed(keys: Config) -> list[bool]:
     """Whether each layer has experts."""
-    first = parts.integer_or(keys, "moe_layer_start_index", 1, 0, count - 1)
-    last = parts.integer_or(keys, "moe_layer_end_index", -1, -1, count - 1)
-    interval = parts.integer_or(keys, "moe_layer_interval", 1, 1, limits.MAX_LAYERS)
+    count = common.layer_count(keys)
+    first = keys.integer("moe_layer_start_index", 0, count - 1, default=1)
+    last = keys.integer("moe_layer_end_index", -1, limits.MAX_LAYERS, default=-1)
+    interval = keys.integer("moe_layer_interval", 1, limits.MAX_LAYERS, default=1)
     end = count - 1 if last == -1 else last
     routed = [first <= layer <= end and (layer + 1) % interval == 0 for layer in range(count)]
     if not any(routed):
-        raise keys.refusal("moe_layer_start_index", f"some of the {count} layers to have experts")
+        key = "moe_layer_end_index" if end < first else "moe_layer_interval"
+        raise keys.refusal(key, f"some of the {count} layers to have experts")
     return routed
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from estream_packer.families import common, names, parts
+from estream_packer.families import common, names
 from estream_packer.families.config import Config
 from estream_packer.families.places import Places, vector
+from estream_packer.families.rotary import RotarySettings
 from estream_packer.families.weights import WeightMap
-from estream_spec import limits
-from estream_spec.model import SWIGLU_SLOPE, ExpertBlock, Layer, ModelDescription, Router
+from estream_spec.model import SWIGLU_SLOPE, Attention, ExpertBlock, Layer, ModelDescription, Router
 
 MODEL_TYPE: Final = "gpt_oss"
 _NORM_EPSILON: Final = 1e-5
@@ -18,50 +18,30 @@ _ROPE_THETA: Final = 150000.0
 _HEAD_DIM: Final = 64
 _LIMIT: Final = 7.0
 _WINDOW: Final = 128
+_SCALING: Final[dict[str, object]] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""What transformers takes where the configuration says nothing of scaling."""
 
 
 def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
     """The model that a GPT-OSS configuration describes. Raises as `olmoe.describe` does."""
-    keys = Config(config)
+    keys = Config({"head_dim": _HEAD_DIM, **config})
     keys.only("swiglu_alpha", SWIGLU_SLOPE)
-    if not any(keys.has(name) for name in ("rope_scaling", "rope_parameters")):
-        # The class fills in a YaRN of its own there, which no published model relies on.
-        raise keys.refusal("rope_scaling", "an object")
-    count = parts.layer_count(keys)
-    experts = common.expert_count(keys, count)
     biased = keys.flag("attention_bias", default=True)
-    attention = parts.attention(
-        keys,
-        _ROPE_THETA,
-        head_dim=_HEAD_DIM,
-        bias=biased,
-        out_bias=biased,
-        sinks=True,
-    )
-    window = parts.integer_or(keys, "sliding_window", _WINDOW, 1, limits.MAX_DIMENSION)
-    alternating = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(count)]
-    kinds = parts.layer_types(keys, {"sliding_attention", "full_attention"}, alternating)
-    block = ExpertBlock(
-        experts=experts,
-        intermediate=keys.integer("intermediate_size", 1, limits.MAX_DIMENSION),
-        router=Router(
-            family="softmax-topk-renormalise", top_k=keys.integer("num_experts_per_tok", 1, experts), bias=True
-        ),
-        activation="clamped-swiglu",
-        limit=parts.number_or(keys, "swiglu_limit", _LIMIT),
-        bias=True,
-    )
-    return parts.model(
-        MODEL_TYPE,
-        keys,
-        generation,
-        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON),
-        layers=tuple(
-            Layer(attention=0, experts=0, window=window if kind == "sliding_attention" else None) for kind in kinds
-        ),
-        attentions=(attention,),
-        expert_blocks=(block,),
-        tied_head=keys.flag("tie_word_embeddings", default=False),
+    # An object without settings takes the place of the class's own only where it is the newer one.
+    scaling = None if keys.has("rope_parameters") else _SCALING
+    rotary = RotarySettings(keys, theta=_ROPE_THETA, kinds=common.ROTARY_KINDS, default=scaling)
+    return ModelDescription(
+        **common.frame(MODEL_TYPE, keys, generation, epsilon=_NORM_EPSILON),
+        layers=_layers(keys),
+        attentions=(Attention(**common.heads(keys, rotary), bias=biased, out_bias=biased, sinks=True),),
+        expert_blocks=(_expert_block(keys),),
     )
 
 
@@ -80,6 +60,29 @@ def weights(model: ModelDescription) -> WeightMap:
         ),
         final=names.final(model),
         tied_head=names.tied_head(model),
+    )
+
+
+def _layers(keys: Config) -> tuple[Layer, ...]:
+    """Those with a window take turns with those without, unless the configuration says otherwise."""
+    kinds = "sliding_attention", "full_attention"
+    turns = [kinds[layer % 2] for layer in range(common.layer_count(keys))]
+    found = common.layer_types(keys, kinds, turns)
+    window = common.width(keys, "sliding_window", _WINDOW)
+    return tuple(Layer(attention=0, experts=0, window=window if kind == kinds[0] else None) for kind in found)
+
+
+def _expert_block(keys: Config) -> ExpertBlock:
+    experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
+    top_k = keys.integer("num_experts_per_tok", 1, experts)
+    keys.only("experts_per_token", top_k)
+    return ExpertBlock(
+        experts=experts,
+        intermediate=common.width(keys, "intermediate_size"),
+        router=Router(family="softmax-topk-renormalise", top_k=top_k, bias=True),
+        activation="clamped-swiglu",
+        limit=keys.number("swiglu_limit", 0, common.LARGEST, _LIMIT),
+        bias=True,
     )
 
 

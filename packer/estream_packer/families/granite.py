@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from estream_packer.families import common, names, parts
+from estream_packer.families import common, names
 from estream_packer.families.config import Config
-from estream_packer.families.places import ExpertSpelling, Places
+from estream_packer.families.places import ExpertSpelling, Group, Places
 from estream_packer.families.weights import WeightMap
-from estream_spec import limits
-from estream_spec.model import ExpertBlock, Layer, ModelDescription, Router
+from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Router
 
 MODEL_TYPE: Final = "granitemoe"
 _NORM_EPSILON: Final = 1e-6
 _ROPE_THETA: Final = 10000.0
+_BLOCK: Final = "block_sparse_moe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +34,37 @@ class _Multipliers:
     def of(cls, keys: Config) -> Self:
         """Those of a configuration."""
         return cls(
-            embedding=parts.number_or(keys, "embedding_multiplier", 1.0),
-            residual=parts.number_or(keys, "residual_multiplier", 1.0),
-            logits=1 / parts.number_or(keys, "logits_scaling", 1.0),
+            embedding=keys.number("embedding_multiplier", 0, common.LARGEST, 1.0),
+            residual=keys.number("residual_multiplier", 0, common.LARGEST, 1.0),
+            logits=1 / keys.number("logits_scaling", 0, common.LARGEST, 1.0),
         )
 
 
 def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
     """The model that a Granite-MoE configuration describes. Raises as `olmoe.describe` does."""
     keys = Config(config)
-    parts.only_silu(keys)
-    count = parts.layer_count(keys)
-    experts = common.expert_count(keys, count)
+    count = common.layer_count(keys)
+    common.check_layers_alike(keys, None)
+    experts = common.expert_count(keys, count, "num_local_experts")
     biased = keys.flag("attention_bias", default=False)
-    scale = parts.number_or(keys, "attention_multiplier", 1.0)
-    attention = parts.attention(keys, _ROPE_THETA, bias=biased, out_bias=biased, scale=scale)
+    attention = Attention(
+        **common.heads(keys, common.rotary(keys, _ROPE_THETA)),
+        bias=biased,
+        out_bias=biased,
+        scale=keys.number("attention_multiplier", 0, common.LARGEST, 1.0),
+    )
     block = ExpertBlock(
         experts=experts,
-        intermediate=keys.integer("intermediate_size", 1, limits.MAX_DIMENSION),
+        intermediate=common.width(keys, "intermediate_size"),
         router=Router(
-            family="softmax-topk-renormalise", top_k=parts.integer_or(keys, "num_experts_per_tok", 2, 1, experts)
+            family="softmax-topk-renormalise", top_k=keys.integer("num_experts_per_tok", 1, experts, default=2)
         ),
     )
-    return parts.model(
-        MODEL_TYPE,
-        keys,
-        generation,
-        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON),
+    return ModelDescription(
+        **common.frame(MODEL_TYPE, keys, generation, epsilon=_NORM_EPSILON),
         layers=(Layer(attention=0, experts=0),) * count,
         attentions=(attention,),
         expert_blocks=(block,),
-        tied_head=keys.flag("tie_word_embeddings", default=False),
     )
 
 
@@ -72,13 +72,16 @@ def read(config: Mapping[str, object], generation: Mapping[str, object] | None =
     """What a Granite-MoE configuration describes, and where its tensors lie. Raises as `olmoe.describe` does."""
     model, factors = describe(config, generation), _Multipliers.of(Config(config))
     back = 1 / factors.embedding if model.tied_head else 1.0
-    prefix = "model.layers.{layer}.block_sparse_moe"
-    linear = names.fused(model, f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight")
+    block = f"model.layers.{{layer}}.{_BLOCK}"
+    spellings = (
+        names.fused(model, f"{block}.input_linear.weight", f"{block}.output_linear.weight"),
+        *names.fused_spellings(model, f"{block}.experts"),
+    )
     return WeightMap(
         model=model,
         embedding=names.embedding(model, multiplier=factors.embedding),
-        layers=tuple(((_layer(model, layer, factors.residual),),) for layer in range(len(model.layers))),
-        experts=(_scaled(linear, factors.residual),),
+        layers=tuple(_layer(model, layer, factors.residual) for layer in range(len(model.layers))),
+        experts=tuple(_scaled(spelling, factors.residual) for spelling in spellings),
         final=names.final(model, multiplier=factors.logits * back),
         tied_head=names.tied_head(model),
     )
@@ -92,12 +95,9 @@ def _scaled(spelling: ExpertSpelling, factor: float) -> ExpertSpelling:
     return places
 
 
-def _layer(model: ModelDescription, layer: int, factor: float) -> Places:
+def _layer(model: ModelDescription, layer: int, factor: float) -> tuple[Group, ...]:
     attention = names.attention(model, layer)
     for name in attention.keys() & {"o", "o.bias"}:
         attention[name] = replace(attention[name], multiplier=factor)
-    return {
-        **names.norms(model, layer),
-        **attention,
-        **names.router(model, layer, "block_sparse_moe.router.layer"),
-    }
+    routers = (names.router(model, layer, f"{_BLOCK}.{name}") for name in ("router.layer", "router"))
+    return ({**names.norms(model, layer), **attention},), tuple(routers)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from estream_packer.families import common, names, parts
+from estream_packer.families import common, names
 from estream_packer.families.config import Config
 from estream_packer.families.places import Place, Places, Selection, matrix, vector
 from estream_packer.families.weights import WeightMap
 from estream_spec import limits
-from estream_spec.model import Convolution, DenseBlock, ExpertBlock, Layer, ModelDescription, Router
+from estream_spec.model import Attention, Convolution, DenseBlock, ExpertBlock, Layer, ModelDescription, Router
 
 MODEL_TYPE: Final = "lfm2_moe"
 _NORM_EPSILON: Final = 1e-5
@@ -25,32 +25,18 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
     """The model that an LFM2-MoE configuration describes. Raises as `olmoe.describe` does."""
     keys = Config(config)
     keys.only("conv_bias", False)
-    count = parts.layer_count(keys)
-    kinds = parts.layer_types(keys, {"conv", "full_attention"})
+    count = common.layer_count(keys)
+    dense = keys.integer("num_dense_layers", 0, count - 1, _DENSE_LAYERS)
+    kinds = common.layer_types(keys, ("conv", "full_attention"))
     if "full_attention" not in kinds:
         raise keys.refusal("layer_types", "some layer of full_attention")
-    dense = parts.integer_or(keys, "num_dense_layers", _DENSE_LAYERS, 0, count - 1)
-    experts = common.expert_count(keys, count)
-    renormalise = keys.flag("norm_topk_prob", default=True)
-    block = ExpertBlock(
-        experts=experts,
-        intermediate=keys.integer("moe_intermediate_size", 1, limits.MAX_DIMENSION),
-        router=Router(
-            family="sigmoid-topk-renormalise" if renormalise else "sigmoid-topk",
-            top_k=keys.integer("num_experts_per_tok", 1, experts),
-            selection_bias=keys.flag("use_expert_bias", default=True),
-            scale=parts.number_or(keys, "routed_scaling_factor", 1.0),
-            epsilon=_EPSILON if renormalise else 0.0,
-        ),
-    )
-    width = DenseBlock(intermediate=keys.integer("intermediate_size", 1, limits.MAX_DIMENSION)) if dense else None
-    taps = parts.integer_or(keys, "conv_L_cache", 3, 2, limits.MAX_TAPS)
+    blocks = (DenseBlock(intermediate=common.width(keys, "intermediate_size")),) if dense else ()
+    convolution = Convolution(taps=keys.integer("conv_L_cache", 2, limits.MAX_TAPS, default=3))
     tied = "tie_embedding" if keys.has("tie_embedding") else "tie_word_embeddings"
-    return parts.model(
-        MODEL_TYPE,
-        keys,
-        generation,
-        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON, "norm_eps"),
+    return ModelDescription(
+        **common.frame(
+            MODEL_TYPE, keys, generation, epsilon=_NORM_EPSILON, epsilon_key="norm_eps", tied=True, tied_key=tied
+        ),
         layers=tuple(
             Layer(
                 attention=None if kind == "conv" else 0,
@@ -60,11 +46,10 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
             )
             for layer, kind in enumerate(kinds)
         ),
-        attentions=(parts.attention(keys, _ROPE_THETA, qk_norm="head"),),
-        expert_blocks=(block,),
-        dense_blocks=() if width is None else (width,),
-        convolutions=(Convolution(taps=taps),) if "conv" in kinds else (),
-        tied_head=keys.flag(tied, default=True),
+        attentions=(Attention(**common.heads(keys, common.rotary(keys, _ROPE_THETA)), qk_norm="head"),),
+        expert_blocks=(_expert_block(keys, count - dense),),
+        dense_blocks=blocks,
+        convolutions=(convolution,) if "conv" in kinds else (),
     )
 
 
@@ -81,6 +66,22 @@ def weights(model: ModelDescription) -> WeightMap:
         ),
         final=names.final(model, "model.embedding_norm"),
         tied_head=names.tied_head(model),
+    )
+
+
+def _expert_block(keys: Config, layers: int) -> ExpertBlock:
+    experts = common.expert_count(keys, layers)
+    renormalise = keys.flag("norm_topk_prob", default=True)
+    return ExpertBlock(
+        experts=experts,
+        intermediate=common.width(keys, "moe_intermediate_size"),
+        router=Router(
+            family="sigmoid-topk-renormalise" if renormalise else "sigmoid-topk",
+            top_k=keys.integer("num_experts_per_tok", 1, experts),
+            selection_bias=keys.flag("use_expert_bias", default=True),
+            scale=keys.number("routed_scaling_factor", 0, common.LARGEST, 1.0),
+            epsilon=_EPSILON if renormalise else 0.0,
+        ),
     )
 
 

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
-from estream_packer.families import common, names, parts
+from estream_packer.families import common, names
 from estream_packer.families.config import Config
 from estream_packer.families.places import Group
 from estream_packer.families.rotary import RotarySettings
 from estream_packer.families.weights import WeightMap
-from estream_spec import limits
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Router
 
 MIXTRAL: Final = "mixtral"
 PHIMOE: Final = "phimoe"
 _NORM_EPSILON: Final = 1e-5
-_MIXTRAL_THETA: Final = 1e6
-_PHI_THETA: Final = 1e4
-_PHI_KINDS: Final = (*parts.ROTARY_KINDS, "longrope")
+_ROPE_THETA: Final = 1e6
 _JITTER: Final = 0.01
+_BELOW_ZERO: Final = math.nextafter(0, -1)
+"""The largest number that is not allowed where zero is."""
 _OLD_BLOCK, _NEW_BLOCK = "block_sparse_moe", "mlp"
 
 
 def describe_mixtral(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
     """The model that a Mixtral configuration describes. Raises as `olmoe.describe` does."""
     keys = Config(config)
-    experts = common.expert_count(keys, parts.layer_count(keys))
-    router = Router(
-        family="softmax-topk-renormalise", top_k=parts.integer_or(keys, "num_experts_per_tok", 2, 1, experts)
+    experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
+    router = Router(family="softmax-topk-renormalise", top_k=keys.integer("num_experts_per_tok", 1, experts, default=2))
+    return ModelDescription(
+        **common.frame(MIXTRAL, keys, generation, epsilon=_NORM_EPSILON),
+        layers=_layers(keys, common.context_length(keys)),
+        attentions=(Attention(**common.heads(keys, common.rotary(keys, _ROPE_THETA))),),
+        expert_blocks=(_experts(keys, experts, router),),
     )
-    attention = parts.attention(keys, _MIXTRAL_THETA)
-    return _describe(MIXTRAL, keys, generation, attention, _experts(keys, experts, router))
 
 
 def describe_phimoe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
@@ -41,13 +43,27 @@ def describe_phimoe(config: Mapping[str, object], generation: Mapping[str, objec
     not: the context ends there. Raises as `olmoe.describe` does.
     """
     keys = Config(config)
-    experts = common.expert_count(keys, parts.layer_count(keys))
+    experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
     keys.only("num_experts_per_tok", 2)
-    tolerance = parts.number_or(keys, "router_jitter_noise", _JITTER, above=-1e-30, high=1)
+    if experts < 2:
+        raise keys.refusal("num_local_experts", "two experts or more")
+    tolerance = keys.number("router_jitter_noise", _BELOW_ZERO, 1, _JITTER)
     router = Router(family="sparsemixer", top_k=2, tolerance=tolerance)
     biased = keys.flag("attention_bias", default=False)
-    attention = parts.attention(keys, _PHI_THETA, kinds=_PHI_KINDS, bias=biased, out_bias=biased)
-    return _describe(PHIMOE, keys, generation, attention, _experts(keys, experts, router))
+    rotary = RotarySettings(keys, theta=_ROPE_THETA, kinds=("default", "longrope"))
+    frame = common.frame(PHIMOE, keys, generation, epsilon=_NORM_EPSILON)
+    if rotary.original_context is not None:
+        frame["context_length"] = min(frame["context_length"], rotary.original_context)
+        for key in ("short_mscale", "long_mscale"):
+            rotary.required(key)
+    return ModelDescription(
+        **frame,
+        layers=_layers(keys, frame["context_length"]),
+        attentions=(Attention(**common.heads(keys, rotary), bias=biased, out_bias=biased),),
+        expert_blocks=(_experts(keys, experts, router),),
+        norm="layer",
+        head_bias=keys.flag("lm_head_bias", default=False),
+    )
 
 
 def weights(model: ModelDescription) -> WeightMap:
@@ -66,39 +82,14 @@ def weights(model: ModelDescription) -> WeightMap:
     )
 
 
+def _layers(keys: Config, context: int) -> tuple[Layer, ...]:
+    window = common.window(keys, context)
+    common.check_layers_alike(keys, window)
+    return (Layer(attention=0, experts=0, window=window),) * common.layer_count(keys)
+
+
 def _experts(keys: Config, experts: int, router: Router) -> ExpertBlock:
-    width = keys.integer("intermediate_size", 1, limits.MAX_DIMENSION)
-    return ExpertBlock(experts=experts, intermediate=width, router=router)
-
-
-def _describe(
-    family: str, keys: Config, generation: Mapping[str, object] | None, attention: Attention, block: ExpertBlock
-) -> ModelDescription:
-    parts.only_silu(keys)
-    context = _context(keys, family)
-    window = parts.window(keys, context)
-    return parts.model(
-        family,
-        keys,
-        generation,
-        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON),
-        layers=(Layer(attention=0, experts=0, window=window),) * parts.layer_count(keys),
-        attentions=(attention,),
-        expert_blocks=(block,),
-        context_length=context,
-        tied_head=keys.flag("tie_word_embeddings", default=False),
-        norm="layer" if family == PHIMOE else "rms",
-        head_bias=family == PHIMOE and keys.flag("lm_head_bias", default=False),
-    )
-
-
-def _context(keys: Config, family: str) -> int:
-    """The context length; with longrope that of the short factors."""
-    context = common.sizes(keys).context_length
-    if family != PHIMOE:
-        return context
-    original = RotarySettings(keys, theta=_PHI_THETA, kinds=_PHI_KINDS).original_context
-    return context if original is None else min(context, original)
+    return ExpertBlock(experts=experts, intermediate=common.width(keys, "intermediate_size"), router=router)
 
 
 def _layer(model: ModelDescription, layer: int) -> tuple[Group, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from estream_packer.families import common, names, parts
+from estream_packer.families import common, names
 from estream_packer.families.config import Config
 from estream_packer.families.places import Place, Places
 from estream_packer.families.weights import WeightMap
@@ -22,17 +22,28 @@ _SHARED_WIDTH: Final = 5632
 def describe_qwen2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
     """The model that a Qwen2-MoE configuration describes. Raises as `olmoe.describe` does."""
     keys = Config(config)
-    shared = parts.integer_or(keys, "shared_expert_intermediate_size", _SHARED_WIDTH, 1, limits.MAX_DIMENSION)
-    attention = parts.attention(keys, _ROPE_THETA, bias=keys.flag("qkv_bias", default=True))
-    return _describe(QWEN2, keys, generation, attention, DenseBlock(intermediate=shared, share=True))
+    if keys.flag("use_sliding_window", default=False):
+        raise keys.refusal("use_sliding_window", "false: which layers have a window differs between versions")
+    common.check_layers_alike(keys, None)
+    heads = common.heads(keys, common.rotary(keys, _ROPE_THETA))
+    attention = Attention(**heads, bias=keys.flag("qkv_bias", default=True))
+    shared = DenseBlock(
+        intermediate=common.width(keys, "shared_expert_intermediate_size", _SHARED_WIDTH),
+        share=True,
+    )
+    return _describe(QWEN2, keys, generation, attention, shared, None)
 
 
 def describe_qwen3(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
     """The model that a Qwen3-MoE configuration describes. Raises as `olmoe.describe` does."""
     keys = Config(config)
+    windowed = keys.flag("use_sliding_window", default=False)
+    window = common.window(keys, common.context_length(keys)) if windowed else None
+    common.check_layers_alike(keys, window)
     biased = keys.flag("attention_bias", default=False)
-    attention = parts.attention(keys, _ROPE_THETA, bias=biased, out_bias=biased, qk_norm="head")
-    return _describe(QWEN3, keys, generation, attention, None)
+    heads = common.heads(keys, common.rotary(keys, _ROPE_THETA))
+    attention = Attention(**heads, bias=biased, out_bias=biased, qk_norm="head")
+    return _describe(QWEN3, keys, generation, attention, None, window)
 
 
 def weights(model: ModelDescription) -> WeightMap:
@@ -53,54 +64,34 @@ def _describe(
     generation: Mapping[str, object] | None,
     attention: Attention,
     shared: DenseBlock | None,
+    window: int | None,
 ) -> ModelDescription:
-    parts.only_silu(keys)
-    window = _window(keys, attention)
-    count = parts.layer_count(keys)
-    routed = _routed(keys, count)
+    routed = _routed(keys)
     blocks = [] if shared is None else [shared]
     if not all(routed):
-        width = keys.integer("intermediate_size", 1, limits.MAX_DIMENSION)
-        blocks.append(DenseBlock(intermediate=width))
-    layers = tuple(
-        Layer(attention=0, experts=0, dense=None if shared is None else 0, window=window)
-        if has_experts
-        else Layer(attention=0, dense=len(blocks) - 1, window=window)
-        for has_experts in routed
-    )
-    return parts.model(
-        family,
-        keys,
-        generation,
-        norm_epsilon=common.norm_epsilon(keys, _NORM_EPSILON),
-        layers=layers,
+        blocks.append(DenseBlock(intermediate=common.width(keys, "intermediate_size")))
+    with_experts = Layer(attention=0, experts=0, dense=None if shared is None else 0, window=window)
+    without = Layer(attention=0, dense=len(blocks) - 1, window=window)
+    return ModelDescription(
+        **common.frame(family, keys, generation, epsilon=_NORM_EPSILON),
+        layers=tuple(with_experts if has_experts else without for has_experts in routed),
         attentions=(attention,),
         expert_blocks=(_expert_block(keys, sum(routed)),),
         dense_blocks=tuple(blocks),
-        tied_head=keys.flag("tie_word_embeddings", default=False),
     )
 
 
-def _window(keys: Config, attention: Attention) -> int | None:
-    """Only a Qwen3-MoE of which all layers have the window is known; published models have none."""
-    if not keys.flag("use_sliding_window", default=False) or not keys.has("sliding_window"):
-        return None
-    if attention.qk_norm == "none":
-        raise keys.refusal("use_sliding_window", "false: which layers have a window differs between versions")
-    return keys.integer("sliding_window", 1, limits.MAX_DIMENSION)
-
-
-def _routed(keys: Config, count: int) -> list[bool]:
+def _routed(keys: Config) -> list[bool]:
     """Whether each layer has experts."""
-    step = parts.integer_or(keys, "decoder_sparse_step", 1, 1, limits.MAX_LAYERS)
-    dense = keys.values.get("mlp_only_layers") or []
+    count = common.layer_count(keys)
+    step = keys.integer("decoder_sparse_step", 1, limits.MAX_LAYERS, default=1)
+    dense = keys.values["mlp_only_layers"] if keys.has("mlp_only_layers") else []
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
         raise keys.refusal("mlp_only_layers", "a list of layers")
     routed = [layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
     if not any(routed):
-        raise keys.refusal(
-            "mlp_only_layers", f"some of the {count} layers to have experts, with decoder_sparse_step {step}"
-        )
+        key = "mlp_only_layers" if dense else "decoder_sparse_step"
+        raise keys.refusal(key, f"some of the {count} layers to have experts, with decoder_sparse_step {step}")
     return routed
 
 
@@ -109,7 +100,7 @@ def _expert_block(keys: Config, layers: int) -> ExpertBlock:
     renormalise = keys.flag("norm_topk_prob", default=False)
     return ExpertBlock(
         experts=experts,
-        intermediate=keys.integer("moe_intermediate_size", 1, limits.MAX_DIMENSION),
+        intermediate=common.width(keys, "moe_intermediate_size"),
         router=Router(
             family="softmax-topk-renormalise" if renormalise else "softmax-topk",
             top_k=keys.integer("num_experts_per_tok", 1, experts),

@@ -122,7 +122,7 @@ class RotarySettings:
 
     def _llama3(self, width: int) -> Floats:
         factor, context = self._factor(), self._context()
-        low, high = self._required("low_freq_factor"), self._required("high_freq_factor")
+        low, high = self.required("low_freq_factor"), self.required("high_freq_factor")
         if high <= low:
             raise self._place("high_freq_factor").refusal("high_freq_factor", f"more than low_freq_factor {low:g}")
         plain = plain_frequencies(self.theta, width)
@@ -201,9 +201,14 @@ class RotarySettings:
         if found is None and self.original_context is not None and self.kind != "llama3":
             longest = self._keys.integer("max_position_embeddings", 1, limits.MAX_DIMENSION)
             return longest / self.original_context
-        return self._required("factor") if found is None else found
+        return self.required("factor") if found is None else found
 
-    def _required(self, key: str) -> float:
+    def required(self, key: str) -> float:
+        """A number that must be set.
+
+        Raises:
+            PackError: it is not, or is out of range.
+        """
         return self._place(key).number(key, 0, _LARGEST)
 
     def _number(self, key: str, *, above: float = 0.0, top_level: bool = False) -> float | None:

@@ -24,6 +24,7 @@ from estream_packer.planning import (
 from estream_spec.errors import LinkError, MalformedError, PackError
 from estream_spec.profile import Curve, DeviceProfile, ExpertTimes, encode_profile
 from estream_spec.profiles import shipped_profile
+from estream_spec.shapes import SHAPES
 from estream_spec.sizes import bytes_text
 from fixtures.estream import device
 from fixtures.packed import PackageFactory
@@ -64,7 +65,14 @@ def test_tied_embedding_stays_in_memory(packed: PackageFactory) -> None:
 def test_unknown_model_lists_the_shapes() -> None:
     with pytest.raises(PackError, match="no such package") as caught:
         find_workload("olmoe")
-    assert caught.value.hint == "shapes are olmoe-1b-7b, mixtral-8x7b, qwen3-30b-a3b"
+    assert caught.value.hint == f"shapes are {', '.join(SHAPES)}"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_can_be_planned(name: str) -> None:
+    planned = plan_prompts(name, shipped_profile("snapdragon-8-elite"), 8 << 30, [64])
+    assert planned.expert_bytes > planned.dense_bytes > 0
+    assert planned.plans[0].choice.time_s > 0
 
 
 def test_profile_is_found_by_name_or_file(tmp_path: Path, packed: PackageFactory) -> None:

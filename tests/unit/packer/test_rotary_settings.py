@@ -329,9 +329,15 @@ def test_experts_are_counted_under_any_name() -> None:
 
 
 def test_heads_may_be_wider_than_the_residual_stream() -> None:
-    keys: dict[str, object] = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    assert common.heads(Config(keys | {"head_dim": 32}), 64) == (4, 2, 32)
-    assert common.heads(Config(keys), 64) == (4, 2, 16)
+    keys: dict[str, object] = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+
+    def heads(**changes: object) -> common.Heads:
+        changed = Config(keys | changes)
+        return common.heads(changed, common.rotary(changed, 1e4))
+
+    rotary = Rotary(theta=1e4)
+    assert heads(head_dim=32) == {"heads": 4, "key_value_heads": 2, "head_dim": 32, "rotary": rotary}
+    assert heads() == {"heads": 4, "key_value_heads": 2, "head_dim": 16, "rotary": rotary}
     for wrong in (0, 3, -2, 2**40, "32", 1.0):
         with pytest.raises(PackError, match="head_dim is"):
-            common.heads(Config(keys | {"head_dim": wrong}), 64)
+            heads(head_dim=wrong)

@@ -20,7 +20,7 @@ from estream_packer.recipe import BuildOptions, DenseEncoding
 from estream_packer.synth import SynthResult, synthesise
 from estream_runtime import Session
 from estream_spec.errors import PackError
-from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
+from estream_spec.model import Attention, DenseBlock, ExpertBlock, Layer, ModelDescription, Rotary, Router
 from estream_spec.weights import Encoding
 
 LAYERS: Final = 4
@@ -75,6 +75,37 @@ def test_a_synthetic_package_is_sound_and_routes_evenly(
     assert counts.max() <= 2 * counts.mean()
     assert counts.min() >= counts.mean() / 4
     assert 0.8 <= logits.std() <= 1.25
+
+
+def test_a_synthetic_package_has_everything_a_model_can_have(tmp_path: Path) -> None:
+    """Biases and what works like one are no common direction, which would be some expert's favourite."""
+    attention = msgspec.structs.replace(TINY.attentions[0], qk_norm="none", bias=True, out_bias=True, sinks=True)
+    block = msgspec.structs.replace(
+        TINY.expert_blocks[0], router=Router(family="sigmoid-topk", top_k=4, bias=True, selection_bias=True)
+    )
+    model = msgspec.structs.replace(
+        TINY,
+        layers=(Layer(attention=0, dense=1),) + (Layer(attention=0, experts=0, dense=0),) * (LAYERS - 1),
+        attentions=(attention,),
+        expert_blocks=(block,),
+        dense_blocks=(DenseBlock(intermediate=24, share=True), DenseBlock(intermediate=80)),
+        norm="layer",
+        head_bias=True,
+    )
+    synthesise(model, tmp_path / "model.emoe", BuildOptions(page_shift=12))
+    counts = np.zeros((LAYERS, EXPERTS), np.int64)
+
+    def on_route(layer: int, expert_ids: np.ndarray, _: np.ndarray) -> None:
+        counts[layer] += np.bincount(expert_ids.ravel(), minlength=EXPERTS)
+
+    with open_package(tmp_path / "model.emoe") as package:
+        prove(package)
+        with Session(package) as session:
+            session.forward(np.random.default_rng(1).integers(0, TINY.vocabulary, 512), on_route)
+            assert len(list(session.generate(np.arange(5), 8))) == 8
+    assert counts[0].sum() == 0
+    assert counts.max() <= 2 * counts[1:].mean()
+    assert counts[1:].min() >= counts[1:].mean() / 4
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(tmp_path: Path) -> None:
