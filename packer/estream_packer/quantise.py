@@ -102,8 +102,8 @@ def _relative(importance: Floats) -> Floats:
     """Importance in units of the mean, so that no sum of it overflows."""
     if not (np.isfinite(importance) & (importance > 0)).all():
         raise PackError("an input channel's importance is not a positive number")
-    relative = importance.astype(np.float64)
-    return (relative / relative.mean()).astype(np.float32)
+    relative: Floats = (importance / importance.mean(dtype=np.float64)).astype(np.float32)
+    return relative
 
 
 def _largest(weight: Floats, axis: int) -> Floats:
@@ -142,18 +142,19 @@ def _rounded_w8(weight: Floats, scale: Floats) -> Floats:
 def _quantise_w8_weighted(weight: Floats, importance: Floats) -> Parts:
     """Int8 with one scale per column, the one of least error where the largest weight may be cut off."""
     largest = _largest(weight, axis=0)
-    unit = np.where(largest > 0, largest, np.float32(1))
+    unit: Floats = np.where(largest > 0, largest, np.float32(1))
     shares: Floats = np.empty(weight.shape[1], np.float32)
     step = max(1, _BLOCK // len(weight))
     for first in range(0, weight.shape[1], step):
         block = slice(first, first + step)
-        shares[block] = _least_clip(weight[:, block] / unit[:, block], importance)
+        shares[block] = _least_clip(weight[:, block], unit[:, block], importance)
     scale = _bounded(largest * shares / np.float32(_LARGEST_W8), _LARGEST_W8)
     return {"": _rounded_w8(weight, scale).astype(np.int8), "scale": scale.reshape(-1)}
 
 
-def _least_clip(relative: Floats, importance: Floats) -> Floats:
-    """At which share of its largest weight, which is 1, each column is best cut off: f32 `[columns]`."""
+def _least_clip(weight: Floats, largest: Floats, importance: Floats) -> Floats:
+    """At which share of its largest weight each column is best cut off: f32 `[columns]`."""
+    relative = weight / largest
     best = np.ones(relative.shape[1], np.float32)
     least: Floats = np.full(relative.shape[1], np.inf, np.float32)
     for clip in _CLIPS_W8:

@@ -26,19 +26,20 @@ from estream_spec.trace import Activity
 Observe = Callable[[int | None, int | None, Mapping[str, Floats]], None]
 """Told of each graph with matrices that ran: layer, None for what follows the last; expert, None outside of experts;
 and by matrix the rows it was multiplied with, f32 `[T, K]`, the very same array for matrices that share their rows."""
+_THREADS: Final = 8
+"""The same everywhere, however many processors there are: how a product is divided among threads shows in its bits."""
 _SILENT: Final = 4
 
 
-def open_observed(package: Package, observe: Observe, threads: int | None = None) -> Session:
+def open_observed(package: Package, observe: Observe) -> Session:
     """A session on `package` whose calls tell what enters each product. Raises as `Session` does.
 
     Args:
         package: an open package whose activations are f32.
         observe: told of each graph that ran.
-        threads: as for `Session`.
     """
     place = _Place()
-    session = Session(package, lambda count: _ObservedGraphs(package, place, observe, count), threads=threads)
+    session = Session(package, lambda threads: _ObservedGraphs(package, place, observe, threads), threads=_THREADS)
     session.interpreter.recorder = place
     return session
 
@@ -134,6 +135,7 @@ def _load(data: bytes, matrices: Iterable[str], threads: int) -> _Graph:
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.use_deterministic_compute = True
     options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = _SILENT
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return _Graph(session, (*own, *further), len(own), rows)
