@@ -51,7 +51,7 @@ class CalibrationSummary(Struct, frozen=True, kw_only=True):
     """What calibration saw.
 
     Attributes:
-        tokens: tokens of the text that the model read.
+        tokens: tokens of the text that were used.
         sha256: digest of the text, hexadecimal.
         unreached: experts that saw none of them, so that all their weights counted alike.
     """
@@ -120,7 +120,7 @@ class Calibration:
 
     Attributes:
         source: the text, as the package names it.
-        tokens: tokens of it that the model read.
+        tokens: tokens of it that were used.
         moments: what met the matrices.
     """
 

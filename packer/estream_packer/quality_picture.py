@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, floor, log10
+from pathlib import Path
 from typing import Final
 
 from estream_packer.chart import (
@@ -52,7 +53,7 @@ def quality_svg(quality: Quality) -> Markup:
     ]
     for tick in y.decimal_ticks():
         parts += row_tick(f"{tick:g}", LEFT, RIGHT, y(tick))
-    parts.append(element("text", "package", x=(LEFT + RIGHT) / 2, y=bottom + 44, text_anchor="middle"))
+    parts.append(element("text", "size", x=(LEFT + RIGHT) / 2, y=bottom + 44, text_anchor="middle"))
     labels = label_places([y(each) for each in divergences], bottom - 14)
     for number, (each, at, label_y) in enumerate(zip(packages, divergences, labels, strict=True)):
         parts += _mark(each, COLOURS[number % len(COLOURS)], x(each.file_length), y(at), label_y)
@@ -68,7 +69,7 @@ def _mark(each: PackageQuality, colour: str, x: float, y: float, label_y: float)
     return [
         element("path", d=leader, stroke=colour, stroke_width=0.6, stroke_dasharray="2 3"),
         circle(x, y, 5, colour, "#ffffff"),
-        element("text", f"{each.package}: {size}", x=RIGHT + 16, y=label_y, fill=colour, font_weight=600),
+        element("text", f"{Path(each.package).name}: {size}", x=RIGHT + 16, y=label_y, fill=colour, font_weight=600),
         element("text", quality, x=RIGHT + 16, y=label_y + 14, fill=colour),
     ]
 

@@ -60,7 +60,7 @@ def observe_text(package: Package, text: str, tokens: int, observe: Observe, pro
         progress: told how far it is, in bytes of the text.
 
     Returns:
-        Tokens read.
+        Tokens used, of which the last is only predicted.
 
     Raises:
         LinkError: the package has no tokenizer.
