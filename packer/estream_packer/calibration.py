@@ -136,9 +136,8 @@ class Calibration:
     def summary(self, model: ModelDescription) -> CalibrationSummary:
         """What it saw of a model."""
         unreached = []
-        for layer in range(len(model.layers)):
-            experts = range(model.expert_block(layer).experts)
-            if silent := tuple(each for each in experts if not self.moments.of(layer, each)):
+        for layer, count in enumerate(model.expert_counts):
+            if silent := tuple(each for each in range(count) if not self.moments.of(layer, each)):
                 unreached.append(Unreached(layer=layer, experts=silent))
         return CalibrationSummary(tokens=self.tokens, sha256=self.source.sha256.hex(), unreached=tuple(unreached))
 
