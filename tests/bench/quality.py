@@ -1,7 +1,8 @@
 """Measure what each encoding costs the sample model on held-out text, as the Markdown tables of its card.
 
-    python tests/bench/quality.py
+    python tests/bench/quality.py [TOKENS]
 
+TOKENS of the text are used, all of them unless said.
 The first table has whole packages. The second has ways to store experts in four bits, all else being as in the
 checkpoint: our encodings rounded plainly, searched, and searched with calibration, and llama.cpp's `Q4_0` of the same
 weights, from its own library, without and with the same calibration.
@@ -15,7 +16,8 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -95,18 +97,19 @@ def _packages(checkpoint: Path, scratch: Path) -> bool:
     """The first table; whether every package is within its bound."""
     print(f"| experts | dense | activations | calibrated | package, bytes | {FIGURES}")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    good = True
-    for choice in CHOICES:
-        options, calibrated = choice, "no"
+    packages = []
+    for number, choice in enumerate(CHOICES):
+        options = choice
         if choice.calibration is not None:
             table = replace(choice.calibration, text=str(checkpoint / choice.calibration.text))
-            options, calibrated = replace(choice, calibration=table), "yes"
-        package = scratch / "package.emoe"
-        build(checkpoint, package, options)
-        found = _compared(checkpoint, scratch, package)
-        size = package.stat().st_size
-        row = f"| {choice.experts} | {choice.dense} | {choice.activations} | {calibrated} | {size:,} "
-        print(f"{row}| {_figures(found)} |", flush=True)
+            options = replace(choice, calibration=table)
+        packages.append(scratch / f"package-{number}.emoe")
+        build(checkpoint, packages[-1], options)
+    good = True
+    for choice, package, found in zip(CHOICES, packages, _compared(checkpoint, scratch, packages), strict=True):
+        calibrated = "no" if choice.calibration is None else "yes"
+        row = f"| {choice.experts} | {choice.dense} | {choice.activations} | {calibrated} "
+        print(f"{row}| {package.stat().st_size:,} | {_figures(found)} |", flush=True)
         good &= found.perplexity_ratio <= BOUNDS.get(choice, np.inf)
     return good
 
@@ -131,15 +134,16 @@ def _experts(checkpoint: Path, scratch: Path) -> bool:
         print(f"Q4_0 is not measured: {error}", file=sys.stderr)
     print(f"\n| experts | bits per weight | error | weighted error | {FIGURES}")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    errors, figures = dict[str, Errors](), dict[str, Comparison]()
+    errors, packages = dict[str, Errors](), list[Path]()
     for name, (way, calibrated) in ways.items():
-        changed = scratch / "changed"
-        errors[name] = _store_experts(checkpoint, changed, way, calibration, calibrated)
-        build(changed, scratch / "package.emoe", UNQUANTISED)
-        figures[name] = _compared(checkpoint, scratch, scratch / "package.emoe")
-        mean, weighted = (np.mean(list(each.values())) for each in (errors[name].plain, errors[name].weighted))
-        bits = errors[name].bits / errors[name].weights
-        print(f"| {name} | {bits:.3f} | {mean:.2f} % | {weighted:.2f} % | {_figures(figures[name])} |", flush=True)
+        errors[name] = _store_experts(checkpoint, scratch / "changed", way, calibration, calibrated)
+        packages.append(scratch / f"experts-{len(packages)}.emoe")
+        build(scratch / "changed", packages[-1], UNQUANTISED)
+    figures = dict(zip(ways, _compared(checkpoint, scratch, packages), strict=True))
+    for name, found in errors.items():
+        mean, weighted = (np.mean(list(each.values())) for each in (found.plain, found.weighted))
+        row = f"| {name} | {found.bits / found.weights:.3f} | {mean:.2f} % | {weighted:.2f} % "
+        print(f"{row}| {_figures(figures[name])} |", flush=True)
     print()
     best = figures["w4g32, calibrated"]
     good = True
@@ -178,11 +182,13 @@ def _bfloat16(checkpoint: Path) -> dict[str, np.ndarray]:
     return load_file(checkpoint / "model.safetensors")
 
 
-def _compared(checkpoint: Path, scratch: Path, path: Path) -> Comparison:
+def _compared(checkpoint: Path, scratch: Path, paths: Sequence[Path]) -> list[Comparison]:
     text = (checkpoint / "held-out.txt").read_text()
-    with open_package(scratch / "reference.emoe") as reference, open_package(path) as package:
-        [found] = measure_quality(reference, [package], text, len(text))
-    return found
+    with ExitStack() as stack:
+        reference, *packages = (
+            stack.enter_context(open_package(path)) for path in (scratch / "reference.emoe", *paths)
+        )
+        return measure_quality(reference, packages, text, int(sys.argv[1]) if sys.argv[1:] else len(text))
 
 
 def _figures(found: Comparison) -> str:
