@@ -8,7 +8,8 @@ checkpoint: our encodings rounded plainly, searched, and searched with calibrati
 weights, from its own library, without and with the same calibration.
 
 Exits 1 if `w8` loses more than 1 % of perplexity, `w4g64` more than 6 %, or calibrated `w4g32` more than 2 %, all with
-8-bit activations; or if calibrated `w4g32` is not nearer to the checkpoint than plain rounding and than `Q4_0`.
+8-bit activations; or if calibrated `w4g32` is not nearer to the checkpoint than plain rounding and than uncalibrated
+`Q4_0`, by divergence, and than plain rounding by perplexity, too.
 """
 
 from __future__ import annotations
@@ -146,10 +147,8 @@ def _experts(checkpoint: Path, scratch: Path) -> bool:
         print(f"{row}| {_figures(figures[name])} |", flush=True)
     print()
     best = figures["w4g32, calibrated"]
-    good = True
-    for name in ("w4g32, rounded", "Q4_0"):
-        if name in figures:
-            good &= best.mean_kl < figures[name].mean_kl and best.perplexity < figures[name].perplexity
+    good = best.perplexity < figures["w4g32, rounded"].perplexity
+    good &= all(best.mean_kl < figures[name].mean_kl for name in ("w4g32, rounded", "Q4_0") if name in figures)
     for ours, other in (("w4g32", "Q4_0"), ("w4g32, calibrated", "Q4_0, calibrated")):
         if other in errors:
             _tensor_by_tensor(ours, errors[ours], other, errors[other])

@@ -45,7 +45,9 @@ def test_every_matrix_of_every_family_is_observed(family: str, tmp_path: Path) -
     routed = set[tuple[int | None, int]]()
     with open_package(tmp_path / "a.emoe") as package, open_observed(package, observe) as session:
         tokens = prompt(family, 64)
-        logits = session.forward(tokens, lambda layer, ids, _: routed.update((layer, each) for each in ids.ravel()))
+        logits = session.forward(
+            tokens, lambda layer, ids, _: routed.update((layer, each) for each in ids.ravel().tolist())
+        )
         assert found == widths(package.manifest.model)
         assert experts == routed
         with Session(package, "portable") as plain:
