@@ -6,6 +6,7 @@ A matrix goes through in blocks, so that memory is that of the record and of one
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from estream_packer.quantise import quantise_embedding, quantise_matrix
 from estream_packer.writer import PackedRecord
 from estream_spec.layout import matrix_tensors
 from estream_spec.manifest import Matrix, RecordLayout
+from estream_spec.weights import Floats
 
 BLOCK_WEIGHTS: Final = 1 << 19
 """Weights worked on at a time: 2 MiB as f32."""
@@ -28,7 +30,11 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 def assemble(
-    checkpoint: Checkpoint, layout: RecordLayout, length: int, sources: Mapping[str, TensorSource]
+    checkpoint: Checkpoint,
+    layout: RecordLayout,
+    length: int,
+    sources: Mapping[str, TensorSource],
+    importance: Mapping[str, Floats],
 ) -> PackedRecord:
     """Make one record.
 
@@ -37,6 +43,7 @@ def assemble(
         layout: what the record holds.
         length: bytes of the record, padding included.
         sources: where each matrix and vector of the layout comes from, by name.
+        importance: what a squared error counts in each input channel, by matrix, where that is known.
 
     Raises:
         PackError: a tensor cannot be read, or is not finite.
@@ -48,18 +55,20 @@ def assemble(
         if name not in of_matrices:
             tensor[...] = sources[name].read(checkpoint)
     for matrix in layout.matrices:
-        _store(matrix, sources[matrix.name], checkpoint, stored)
+        _store(matrix, sources[matrix.name], checkpoint, stored, importance.get(matrix.name))
     return PackedRecord.seal(data.data, layout.payload_length)
 
 
-def _store(matrix: Matrix, source: TensorSource, checkpoint: Checkpoint, stored: Tensors) -> None:
+def _store(
+    matrix: Matrix, source: TensorSource, checkpoint: Checkpoint, stored: Tensors, importance: Floats | None
+) -> None:
     """Store a matrix block by block: some columns at a time, whose scales are their own, or some rows of the embedding.
 
     How the checkpoint lays it out makes no difference to the bytes.
     """
     by_row = matrix.name == "embedding"
     assert (source.place.layout == "as-is") == by_row, source
-    quantise = quantise_embedding if by_row else quantise_matrix
+    quantise = quantise_embedding if by_row else partial(quantise_matrix, importance=importance)
     for block, weights in source.blocks(checkpoint, BLOCK_WEIGHTS):
         for part, values in quantise(weights, matrix.encoding).items():
             target = stored[f"{matrix.name}.{part}" if part else matrix.name]

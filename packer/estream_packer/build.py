@@ -5,13 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
+from estream_loader import open_package
 from estream_loader.progress import Progress, Quiet
 from estream_packer.assemble import BLOCK_WEIGHTS, WORKING_BYTES, assemble
+from estream_packer.calibration import (
+    Calibration,
+    CalibrationSummary,
+    CalibrationText,
+    calibrate,
+    read_calibration_text,
+    unreached_notices,
+)
 from estream_packer.checkpoint import TOKENIZER, TOKENIZER_MODEL, Checkpoint, open_checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import NotFiniteError
@@ -30,13 +40,16 @@ from estream_packer.plan import Plan, plan_package
 from estream_packer.recipe import BuildOptions, check_options
 from estream_packer.writer import PackageWriter, check_output
 from estream_spec.errors import PackError
-from estream_spec.manifest import Provenance
+from estream_spec.manifest import Provenance, Source
 from estream_spec.records import RecordRange
+from estream_spec.weights import Floats
 
 if TYPE_CHECKING:
     from estream_packer.htp.targets import Target
     from estream_spec.chips import Chip
 
+CALIBRATED: Final = ("attention", "shared", "head")
+"""Roles besides the experts whose matrices calibration has something to say of."""
 NO_TOKENIZER: Final = (
     f"the checkpoint has neither {TOKENIZER} nor {TOKENIZER_MODEL}, so the package takes token ids and no text"
 )
@@ -48,10 +61,12 @@ class BuildResult(PackResult, frozen=True, kw_only=True):
     Attributes:
         source_bytes: bytes of weights read.
         compiled: what was compiled for accelerators, in words.
+        calibration: what calibration saw; None where there was none.
     """
 
     source_bytes: int
     compiled: tuple[str, ...] = ()
+    calibration: CalibrationSummary | None = None
 
 
 def build(
@@ -62,7 +77,10 @@ def build(
     Everything about the checkpoint but the values of its weights is judged before anything is written. The package
     appears under its name when it is whole; until then, and after a failure, an older one stays as it was. Equal
     checkpoints and options give equal bytes, whatever the number of jobs, the place, or the time; with targets, if the
-    vendor's compiler is the same.
+    vendor's compiler is the same, and with calibration, if the processor and the libraries that run the model are.
+
+    Calibration first packs the checkpoint with 8 bits a weight into a temporary folder beside the output, and lets that
+    read the text.
 
     Args:
         source: checkpoint folder.
@@ -72,12 +90,15 @@ def build(
 
     Raises:
         PackError: the checkpoint, the options or the output is refused, or a graph that was compiled.
-        LinkError: there are targets, and their compiler or simulator does not run here.
+        LinkError: there are targets, and their compiler or simulator does not run here, or there is a text to calibrate
+            on and no tokenizer.
+        TrapError: calibration met a value that is not finite, or a text of fewer than two tokens.
     """
     begun = time.perf_counter()
     options, progress = options or BuildOptions(), progress or Quiet()
     check_options(options)
     check_output(output)
+    text = _calibration_text(options, output)
     chips = _chips(options)
     jobs = job_count(options)
     # The checkpoint is closed before the workers are awaited, which ends a long read when the build fails.
@@ -88,6 +109,7 @@ def build(
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)
+        calibration = None if text is None else _calibrated(source, output, options, text, progress)
         targets = _compiled(plan, chips)
         sources = background.submit(checkpoint.sources)
         source_bytes = sum(each.length for each in weights.sources())
@@ -97,16 +119,20 @@ def build(
                 writer,
                 plan,
                 graphs,
-                made(_dense_tasks(checkpoint, weights, plan), workers, jobs, progress),
-                made(_expert_tasks(checkpoint, weights, plan), workers, jobs, progress),
+                made(_dense_tasks(checkpoint, weights, plan, calibration), workers, jobs, progress),
+                made(_expert_tasks(checkpoint, weights, plan, calibration), workers, jobs, progress),
                 name=options.name or weights.model.family,
-                provenance=lambda: Provenance(writer=WRITER, licence=options.licence, sources=sources.result()),
+                provenance=lambda: Provenance(
+                    writer=WRITER, licence=options.licence, sources=(*sources.result(), *_sources(calibration))
+                ),
                 documents=documents,
                 targets=targets,
             )
             # Weights and digests are read apart; only of files that stood still do they speak of the same bytes.
             checkpoint.check_unchanged()
             writer.commit()
+    summary = None if calibration is None else calibration.summary(weights.model)
+    notices = [] if summary is None else unreached_notices(summary)
     return BuildResult(
         output=os.fsencode(output).decode(errors="replace"),
         file_id=packed.file_id,
@@ -115,7 +141,8 @@ def build(
         seconds=time.perf_counter() - begun,
         summary=packed.summary(),
         compiled=tuple(target.described() for target in targets),
-        notices=(*weights.notices, *(() if checkpoint.tokenizer else (NO_TOKENIZER,))),
+        notices=(*weights.notices, *notices, *(() if checkpoint.tokenizer else (NO_TOKENIZER,))),
+        calibration=summary,
     )
 
 
@@ -175,23 +202,74 @@ def _check_not_input(output: Path, checkpoint: Checkpoint) -> None:
         raise PackError("output is a file of the checkpoint", path=str(output), hint="give another name")
 
 
-def _dense_tasks(checkpoint: Checkpoint, weights: WeightSources, plan: Plan) -> Iterator[Task]:
+def _calibration_text(options: BuildOptions, output: Path) -> CalibrationText | None:
+    """What to calibrate on."""
+    table = options.calibration
+    if table is None:
+        return None
+    path = Path(table.text)
+    if options.experts == "f32" and all(options.encoding_of(role) == "f32" for role in CALIBRATED):
+        message = "calibration has nothing to choose: every matrix is stored as it is"
+        raise PackError(message, hint="leave it out, or choose fewer bits for the weights")
+    text = read_calibration_text(path)
+    if output.exists() and output.samefile(path):
+        raise PackError("output is the calibration text", path=str(output), hint="give another name")
+    return text
+
+
+def _calibrated(
+    source: Path, output: Path, options: BuildOptions, text: CalibrationText, progress: Progress
+) -> Calibration:
+    """What the checkpoint's model shows when it reads a text."""
+    assert options.calibration is not None
+    # 8 bits are near enough, and take a quarter of the room of f32. They stand where the package will find room.
+    nearly = BuildOptions(experts="w8", dense="w8", activations="f32", jobs=options.jobs)
+    with TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
+        path = Path(folder) / "calibration.emoe"
+        build(source, path, nearly, progress)
+        with open_package(path) as package:
+            return calibrate(package, text, options.calibration.tokens, progress)
+
+
+def _sources(calibration: Calibration | None) -> tuple[Source, ...]:
+    """What a package was made from besides the checkpoint."""
+    return () if calibration is None else (calibration.source,)
+
+
+def _dense_tasks(
+    checkpoint: Checkpoint, weights: WeightSources, plan: Plan, calibration: Calibration | None
+) -> Iterator[Task]:
     """The embedding, each layer, and what follows the last."""
-    each = [{"embedding": weights.embedding}, *weights.layers, weights.final]
-    for record_range, sources in zip(plan.dense, each, strict=True):
-        yield _task(checkpoint, plan, record_range, dict(sources))
+    layers = [(weights.layers[layer], _importance(calibration, layer)) for layer in range(len(weights.layers))]
+    each = [({"embedding": weights.embedding}, {}), *layers, (weights.final, _importance(calibration, None))]
+    for record_range, (sources, importance) in zip(plan.dense, each, strict=True):
+        yield _task(checkpoint, plan, record_range, dict(sources), importance)
 
 
-def _expert_tasks(checkpoint: Checkpoint, weights: WeightSources, plan: Plan) -> Iterator[Task]:
+def _expert_tasks(
+    checkpoint: Checkpoint, weights: WeightSources, plan: Plan, calibration: Calibration | None
+) -> Iterator[Task]:
     """Every expert, layer by layer."""
     for layer, record_range in enumerate(plan.experts):
         for expert in range(record_range.count):
-            yield _task(checkpoint, plan, record_range, dict(weights.expert(layer, expert)))
+            importance = _importance(calibration, layer, expert)
+            yield _task(checkpoint, plan, record_range, dict(weights.expert(layer, expert)), importance)
 
 
-def _task(checkpoint: Checkpoint, plan: Plan, record_range: RecordRange, sources: dict[str, TensorSource]) -> Task:
+def _importance(calibration: Calibration | None, layer: int | None, expert: int | None = None) -> Mapping[str, Floats]:
+    return {} if calibration is None else calibration.importance(layer, expert)
+
+
+def _task(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    record_range: RecordRange,
+    sources: dict[str, TensorSource],
+    importance: Mapping[str, Floats],
+) -> Task:
+    layout, length = plan.layout(record_range), record_range.record_length
     return Task(
-        make=partial(assemble, checkpoint, plan.layout(record_range), record_range.record_length, sources),
-        cost=record_range.record_length + WORKING_BYTES + max(source.held_bytes for source in sources.values()),
+        make=partial(assemble, checkpoint, layout, length, sources, importance),
+        cost=length + WORKING_BYTES + max(source.held_bytes for source in sources.values()),
         amount=sum(source.length for source in sources.values()),
     )

@@ -56,8 +56,10 @@ def plan_package(model: ModelDescription, options: BuildOptions) -> Plan:
     """Decide layouts, places, graphs and the default device configuration.
 
     Raises:
-        PackError: a record or the number of them is above the format's limit.
+        PackError: a record or the number of them is above the format's limit, or the options speak of what the model
+            has not.
     """
+    _check_roles(model, options)
     encodings = _encodings(model, options)
     layers = range(len(model.layers))
     dense = [
@@ -84,12 +86,20 @@ def plan_package(model: ModelDescription, options: BuildOptions) -> Plan:
 
 def _encodings(model: ModelDescription, options: BuildOptions) -> dict[str, Encoding]:
     """The encoding of each matrix; the router, which is left out, stays f32."""
-    encodings: dict[str, Encoding] = {"embedding": options.embedding}
+    encodings: dict[str, Encoding] = {"embedding": options.encoding_of("embedding")}
     for role in ROLES:
         for shape_class in range(class_count(role, model)):
             for name in role_shape(role, model, shape_class).matrix_names:
-                encodings[name] = options.experts if role == "expert" else options.dense
+                encodings[name] = _encoding_for(role, model, options)
     return encodings
+
+
+def _check_roles(model: ModelDescription, options: BuildOptions) -> None:
+    """Refuse a width for a head that is the embedding: it would be ignored."""
+    if model.tied_head and options.head not in (None, options.encoding_of("embedding")):
+        found = options.encoding_of("embedding")
+        message = f"head is to be stored as {options.head!r}, but it is the embedding, which is stored as {found!r}"
+        raise PackError(message, hint="say how the embedding is stored, and leave the head out")
 
 
 def _check_limits(model: ModelDescription, layouts: Sequence[RecordLayout], page_size: int) -> None:
@@ -146,9 +156,13 @@ def _encoding_for(role: GraphRole, model: ModelDescription, options: BuildOption
         case "expert":
             return options.experts
         case "head" if model.tied_head:
-            return options.embedding
-        case _:
-            return options.dense
+            return options.encoding_of("embedding")
+        case "head":
+            return options.encoding_of("head")
+        case "dense":
+            return options.encoding_of("shared")
+        case "qkv" | "convolve" | "out":
+            return options.encoding_of("attention")
 
 
 def _kinds(encoding: Encoding, activations: Activations) -> tuple[tuple[GraphWeights, Activations], ...]:

@@ -9,6 +9,9 @@ What stored weights mean is `estream_spec.weights`; this only chooses them. For 
 
 Every group is first divided by its largest weight and every channel by its own, so nothing overflows or drowns.
 Results do not depend on anything but the arguments.
+
+Every error is a sum of squares, in which each input channel counts as its importance says: the mean square of what
+meets its weights. That makes it the expected square of what the output is off by, if channels do not correlate.
 """
 
 from __future__ import annotations
@@ -45,27 +48,32 @@ Beyond -8 or 7 it is cut off, which can pay for a finer step everywhere else.
 _TOP_MULTIPLIERS: Final = tuple(13 + i / 4 for i in range(13))
 """What the largest step of a channel is tried as, in units of the channel's scale."""
 _LARGEST_W8: Final = 127
+_CLIPS_W8: Final = (1.0, 0.96, 0.92, 0.84, 0.72, 0.6)
+"""Where `w8` may cut a channel off, as shares of its largest weight, when some weights matter less than others."""
 _LARGEST_W4: Final = 8 * MAX_MULTIPLIER
 
 
-def quantise_matrix(weight: Floats, encoding: Encoding) -> Parts:
+def quantise_matrix(weight: Floats, encoding: Encoding, importance: Floats | None = None) -> Parts:
     """Stores a matrix.
 
     Args:
         weight: f32 `[K, N]`, finite.
         encoding: how to store it.
+        importance: what a squared error counts in each input channel, f32 `[K]`, positive; None counts all alike.
 
     Returns:
         The parts that `matrix_parts` describes.
 
     Raises:
-        PackError: a weight is not finite.
+        PackError: a weight is not finite, or an importance is not a positive number.
     """
+    if importance is not None:
+        importance = _relative(importance)
     if encoding == "f32":
         return {"": _finite(weight)}
     if encoding == "w8":
-        return _quantise_w8(weight, axis=0)
-    return _quantise_w4(weight, GROUP_SIZES[encoding])
+        return _quantise_w8(weight, axis=0) if importance is None else _quantise_w8_weighted(weight, importance)
+    return _quantise_w4(weight, GROUP_SIZES[encoding], importance)
 
 
 def quantise_embedding(weight: Floats, encoding: Encoding) -> Parts:
@@ -90,6 +98,14 @@ def _finite(weight: Floats) -> Floats:
     return np.ascontiguousarray(weight)
 
 
+def _relative(importance: Floats) -> Floats:
+    """Importance in units of the mean, so that no sum of it overflows."""
+    if not (np.isfinite(importance) & (importance > 0)).all():
+        raise PackError("an input channel's importance is not a positive number")
+    relative: Floats = (importance / importance.mean(dtype=np.float64)).astype(np.float32)
+    return relative
+
+
 def _largest(weight: Floats, axis: int) -> Floats:
     """The largest absolute value along an axis, which is kept with length 1. Refused where it is not finite."""
     largest: Floats = np.maximum(weight.max(axis=axis, keepdims=True), -weight.min(axis=axis, keepdims=True))
@@ -107,19 +123,49 @@ def _bounded(scale: Floats, largest: int) -> Floats:
 def _quantise_w8(weight: Floats, axis: int) -> Parts:
     """Symmetric int8 with one scale for all weights along `axis`: the largest of them is 127."""
     scale = _bounded(_largest(weight, axis) / np.float32(_LARGEST_W8), _LARGEST_W8)
-    divisor = np.where(scale > 0, scale, np.float32(1))
     rows, columns = weight.shape
     values: Int8s = np.empty((rows, columns), np.int8)
     step = max(1, _BLOCK // columns)
     for first in range(0, rows, step):
         block = slice(first, first + step)
-        quotients = weight[block] / (divisor[block] if axis == 1 else divisor)
-        # A subnormal scale is coarse enough for a quotient to leave the range.
-        values[block] = np.clip(np.rint(quotients), -_LARGEST_W8, _LARGEST_W8)
+        values[block] = _rounded_w8(weight[block], scale[block] if axis == 1 else scale)
     return {"": values, "scale": scale.reshape(-1)}
 
 
-def _quantise_w4(weight: Floats, group: int) -> Parts:
+def _rounded_w8(weight: Floats, scale: Floats) -> Floats:
+    """Whole numbers in [-127, 127] that times the scale come nearest to the weights."""
+    quotients = weight / np.where(scale > 0, scale, np.float32(1))
+    # A scale that cuts off, or a subnormal one, is coarse enough for a quotient to leave the range.
+    return np.clip(np.rint(quotients), -_LARGEST_W8, _LARGEST_W8)
+
+
+def _quantise_w8_weighted(weight: Floats, importance: Floats) -> Parts:
+    """Int8 with one scale per column, the one of least error where the largest weight may be cut off."""
+    largest = _largest(weight, axis=0)
+    unit: Floats = np.where(largest > 0, largest, np.float32(1))
+    shares: Floats = np.empty(weight.shape[1], np.float32)
+    step = max(1, _BLOCK // len(weight))
+    for first in range(0, weight.shape[1], step):
+        block = slice(first, first + step)
+        shares[block] = _least_clip(weight[:, block], unit[:, block], importance)
+    scale = _bounded(largest * shares / np.float32(_LARGEST_W8), _LARGEST_W8)
+    return {"": _rounded_w8(weight, scale).astype(np.int8), "scale": scale.reshape(-1)}
+
+
+def _least_clip(weight: Floats, largest: Floats, importance: Floats) -> Floats:
+    """At which share of its largest weight each column is best cut off: f32 `[columns]`."""
+    relative = weight / largest
+    best = np.ones(relative.shape[1], np.float32)
+    least: Floats = np.full(relative.shape[1], np.inf, np.float32)
+    for clip in _CLIPS_W8:
+        scale = np.full((1, 1), clip / _LARGEST_W8, np.float32)
+        error = importance @ np.square(_rounded_w8(relative, scale) * scale - relative)
+        best = np.where(error < least, np.float32(clip), best)
+        least = np.minimum(error, least)
+    return best
+
+
+def _quantise_w4(weight: Floats, group: int, importance: Floats | None) -> Parts:
     """The two-level encodings, some columns at a time."""
     rows, columns = weight.shape
     padded = padded_rows(rows, group)
@@ -129,7 +175,7 @@ def _quantise_w4(weight: Floats, group: int) -> Parts:
     step = max(1, _BLOCK // padded)
     for first in range(0, columns, step):
         block = slice(first, first + step)
-        nibbles[:, block], multipliers[:, block], scale[block] = _quantise_columns(weight[:, block], group)
+        nibbles[:, block], multipliers[:, block], scale[block] = _quantise_columns(weight[:, block], group, importance)
     return {"nibbles": nibbles, "multipliers": multipliers, "scale": scale}
 
 
@@ -142,12 +188,16 @@ class _Lanes:
     Attributes:
         units: f32 `[group, lanes]` in [-1, 1].
         peaks: f32 `[lanes]`; `units * peaks` are the weights.
-        values: f32 `[group, lanes]`, overwritten by each call of `round`.
+        values: f32 `[group, lanes]`, overwritten by each call of `round` and `sums`.
+        importance: f32 `[group, lanes]`, what a squared error counts; None where all count 1.
+        weighted: `units` times `importance`.
     """
 
     units: Floats
     peaks: Floats
     values: Floats
+    importance: Floats | None
+    weighted: Floats
 
     def round(self, inverse: Floats | np.float32) -> Floats:
         """Nibble values of `units * inverse`."""
@@ -156,28 +206,37 @@ class _Lanes:
         return np.clip(self.values, -8, 7, out=self.values)
 
     def sums(self, inverse: Floats | np.float32) -> tuple[Floats, Floats]:
-        """Rounds, and sums `unit * value` and `value * value` over each lane."""
+        """Rounds, and sums `unit * value` and `value * value` over each lane, each as it counts."""
         values = self.round(inverse)
-        return np.einsum("gl,gl->l", self.units, values), np.einsum("gl,gl->l", values, values)
+        products = np.einsum("gl,gl->l", self.weighted, values)
+        if self.importance is None:
+            return products, np.einsum("gl,gl->l", values, values)
+        np.square(values, out=values)
+        return products, np.einsum("gl,gl->l", self.importance, values)
 
 
-def _lanes(weight: Floats, group: int) -> _Lanes:
+def _lanes(weight: Floats, group: int, importance: Floats | None) -> _Lanes:
     """Arranges weights f32 `[K, N]`, K in whole groups, as lanes `k * N + n` of the k-th group and column n."""
     columns = weight.shape[1]
     rows = np.ascontiguousarray(weight.reshape(-1, group, columns).transpose(1, 0, 2)).reshape(group, -1)
     high, low = rows.max(axis=0), rows.min(axis=0)
     peaks = np.where(high >= -low, -high, -low)
     rows /= np.where(peaks == 0, np.float32(1), peaks)
-    return _Lanes(rows, peaks, np.empty_like(rows))
+    if importance is None:
+        return _Lanes(rows, peaks, np.empty_like(rows), None, rows)
+    # What pads the last group is zero and errs by nothing, whatever it counts.
+    padded = np.pad(importance, (0, len(weight) - len(importance)), constant_values=1)
+    spread = np.repeat(padded.reshape(-1, group).T, columns, axis=1)
+    return _Lanes(rows, peaks, np.empty_like(rows), spread, rows * spread)
 
 
-def _quantise_columns(weight: Floats, group: int) -> tuple[Bytes, Int8s, Floats]:
+def _quantise_columns(weight: Floats, group: int, importance: Floats | None) -> tuple[Bytes, Int8s, Floats]:
     """Nibbles, multipliers and scales of some columns."""
     rows, columns = weight.shape
     largest = _largest(weight, axis=0)
     relative: Floats = np.zeros((padded_rows(rows, group), columns), np.float32)
     np.divide(weight, np.where(largest > 0, largest, np.float32(1)), out=relative[:rows])
-    lanes = _lanes(relative, group)
+    lanes = _lanes(relative, group, importance)
 
     steps, scale = _fit_steps(lanes, columns)
     multipliers, scale = _fit_multipliers(lanes, steps, scale)

@@ -11,8 +11,16 @@ A recipe says everything that decides the bytes of a package::
 
     [weights]
     experts = "w4g32"                 # f32, w8, w4g32, w4g64
-    dense = "w8"                      # f32, w8, w4g32
+    dense = "w8"                      # f32, w8, w4g32: what is not said of the following
+    attention = "w8"                  # the projections of attention and of convolutions
+    shared = "w8"                     # dense blocks: shared experts, and layers without routed ones
+    head = "w8"
+    embedding = "w8"                  # f32, w8
     activations = "dynamic-int8"      # or f32
+
+    [calibration]
+    text = "calibration.txt"          # what the model reads to find out which weights matter; relative to the recipe
+    tokens = 32768                    # how much of it, at most
 
     [package]
     page_shift = 14
@@ -28,6 +36,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
@@ -42,11 +51,26 @@ from estream_spec.weights import Encoding
 
 DenseEncoding = Literal["f32", "w8", "w4g32"]
 """How dense weights may be stored."""
+EmbeddingEncoding = Literal["f32", "w8"]
+"""How the embedding may be stored: its rows are read singly."""
 MAX_JOBS: Final = 1024
+MAX_CALIBRATION_TOKENS: Final = 1 << 24
 MAX_RECIPE_LENGTH: Final = 1 << 20
 """1 MiB; a recipe has a few hundred bytes."""
 Targets = Annotated[tuple[str, ...], Meta(max_length=limits.MAX_BINARIES)]
 PageShift = Annotated[int, Meta(ge=limits.MIN_PAGE_SHIFT, le=limits.MAX_PAGE_SHIFT)]
+
+
+class CalibrationTable(Struct, frozen=True, kw_only=True):
+    """`[calibration]`: a text that shows which weights matter.
+
+    Attributes:
+        text: the file.
+        tokens: how much of it is read, at most.
+    """
+
+    text: Annotated[str, Meta(min_length=1)]
+    tokens: Annotated[int, Meta(ge=2, le=MAX_CALIBRATION_TOKENS)] = 1 << 15
 
 
 class BuildOptions(Struct, frozen=True, kw_only=True):
@@ -54,7 +78,11 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         experts: how expert weights are stored.
-        dense: how the dense matrices are stored. The embedding is f32 with `f32`, else w8: its rows are read singly.
+        dense: how the dense matrices are stored, as far as the next four do not say otherwise.
+        attention: the projections of attention and of convolutions.
+        shared: the matrices of dense blocks.
+        head: the head, unless it is tied to the embedding.
+        embedding: the embedding; None takes f32 where `dense` is that, else w8.
         activations: what enters the matrix products of quantised weights; f32 weights always meet f32 activations.
         name: the model's name, for people; None takes the checkpoint family's.
         licence: SPDX expression of the weights' licence; empty where it is not known.
@@ -62,21 +90,29 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         targets: accelerators to compile the graphs for, such as `htp:sm8650`.
         jobs: records made at a time; None takes one for each processor this process may use. It never shows in the
             package.
+        calibration: what shows which weights matter; None lets all weights of a matrix count alike.
     """
 
     experts: Encoding = "w4g32"
     dense: DenseEncoding = "w8"
+    attention: DenseEncoding | None = None
+    shared: DenseEncoding | None = None
+    head: DenseEncoding | None = None
+    embedding: EmbeddingEncoding | None = None
     activations: Activations = "dynamic-int8"
     name: Name | None = None
     licence: Text = ""
     page_shift: PageShift = DEFAULT_PAGE_SHIFT
     targets: Targets = ()
     jobs: Annotated[int, Meta(ge=1, le=MAX_JOBS)] | None = None
+    calibration: CalibrationTable | None = None
 
-    @property
-    def embedding(self) -> Encoding:
-        """How the embedding is stored."""
-        return "f32" if self.dense == "f32" else "w8"
+    def encoding_of(self, role: Literal["attention", "shared", "head", "embedding"]) -> Encoding:
+        """How the matrices of a role are stored."""
+        if role == "embedding":
+            return self.embedding or ("f32" if self.dense == "f32" else "w8")
+        chosen: DenseEncoding | None = getattr(self, role)
+        return chosen or self.dense
 
 
 DEFAULTS: Final = BuildOptions()
@@ -100,6 +136,10 @@ class WeightsTable(Struct, frozen=True):
 
     experts: Encoding = DEFAULTS.experts
     dense: DenseEncoding = DEFAULTS.dense
+    attention: DenseEncoding | None = None
+    shared: DenseEncoding | None = None
+    head: DenseEncoding | None = None
+    embedding: EmbeddingEncoding | None = None
     activations: Activations = DEFAULTS.activations
 
 
@@ -121,15 +161,18 @@ class Recipe(Struct, frozen=True):
     source: SourceTable
     model: ModelTable = ModelTable()
     weights: WeightsTable = WeightsTable()
+    calibration: CalibrationTable | None = None
     package: PackageTable = PackageTable()
     npu: NpuTable = NpuTable()
 
-    def options(self) -> BuildOptions:
-        """The options the recipe stands for."""
+    def options(self, folder: Path) -> BuildOptions:
+        """The options the recipe stands for, which lies in `folder`."""
+        calibration = self.calibration
+        if calibration is not None:
+            calibration = msgspec.structs.replace(calibration, text=str(folder / calibration.text))
         return BuildOptions(
-            experts=self.weights.experts,
-            dense=self.weights.dense,
-            activations=self.weights.activations,
+            **msgspec.structs.asdict(self.weights),
+            calibration=calibration,
             name=self.model.name,
             licence=self.model.licence,
             page_shift=self.package.page_shift,
@@ -145,7 +188,8 @@ def check_options(options: BuildOptions) -> None:
     """
     for field in msgspec.structs.fields(options):
         value = getattr(options, field.name)
-        _check_choice(value, field.type, f"option {field.name}")
+        if value is not None:
+            _check_choice(value, _required(field.type), f"option {field.name}")
         try:
             msgspec.convert(value, field.type)
             msgspec.msgpack.encode(value)
@@ -176,12 +220,12 @@ def read_recipe(path: Path) -> tuple[Path, BuildOptions]:
         recipe = msgspec.convert(document, Recipe)
     except msgspec.ValidationError as error:
         raise PackError(f"recipe is not valid: {_plain(error)}", path=str(path)) from None
-    return path.parent / recipe.source.checkpoint, recipe.options()
+    return path.parent / recipe.source.checkpoint, recipe.options(path.parent)
 
 
 def _check_keys(table: dict[str, Any], struct: type[Struct], path: str, place: str) -> None:
     """Refuse unknown keys, and say which known one was likely meant; refuse unknown choices, and list the known."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    fields = {field.name: _required(field.type) for field in msgspec.structs.fields(struct)}
     for key, value in table.items():
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1)
@@ -191,6 +235,12 @@ def _check_keys(table: dict[str, Any], struct: type[Struct], path: str, place: s
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
             _check_keys(value, inner, path, f"{place}{key}.")
         _check_choice(value, inner, place + key, path)
+
+
+def _required(allowed: Any) -> Any:
+    """A type without the None that it may allow."""
+    given = [each for each in get_args(allowed) if each is not NoneType]
+    return given[0] if NoneType in get_args(allowed) and len(given) == 1 else allowed
 
 
 def _check_choice(value: object, allowed: object, what: str, path: str | None = None) -> None:

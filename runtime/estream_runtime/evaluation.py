@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_runtime.interpreter import ROW_BLOCK
-from estream_runtime.likelihood import Doubles, log_softmax
+from estream_runtime.likelihood import Doubles, Floats, log_softmax
 from estream_runtime.session import Session, TokenIds
 from estream_spec.errors import TrapError
 
@@ -89,6 +89,7 @@ class Comparison:
         reference_perplexity: of the reference.
         perplexity: of the other.
         perplexity_ratio: the second over the first.
+        perplexity_ratio_error: standard error of that, as if tokens were independent.
     """
 
     tokens: int
@@ -98,51 +99,76 @@ class Comparison:
     reference_perplexity: float
     perplexity: float
     perplexity_ratio: float
+    perplexity_ratio_error: float
+
+
+class _Tally:
+    """What is known of two packages after some blocks of rows."""
+
+    def __init__(self) -> None:
+        self._difference = 0.0
+        self._divergences, self._agreements = list[Doubles](), list[npt.NDArray[np.bool_]]()
+        self._expected, self._found = list[Doubles](), list[Doubles]()
+
+    def add(self, first: Floats, second: Floats, targets: npt.NDArray[np.int64]) -> None:
+        """Compare logits f32 `[T, vocabulary]` of the reference and the other before each of the targets `[T]`."""
+        shares, other_shares = log_softmax(first), log_softmax(second)
+        self._divergences.append(np.sum(np.exp(shares) * (shares - other_shares), axis=-1))
+        self._agreements.append(first.argmax(axis=-1) == second.argmax(axis=-1))
+        self._difference = max(self._difference, float(np.abs(first - second).max()))
+        rows = np.arange(len(targets))
+        self._expected.append(shares[rows, targets])
+        self._found.append(other_shares[rows, targets])
+
+    def comparison(self) -> Comparison:
+        """All blocks together."""
+        expected, found = np.concatenate(self._expected), np.concatenate(self._found)
+        ratio = perplexity(found - expected)  # defined even where both are infinite
+        return Comparison(
+            tokens=len(expected),
+            max_logit_difference=self._difference,
+            mean_kl=float(np.concatenate(self._divergences).mean()),
+            top1_agreement=float(np.concatenate(self._agreements).mean()),
+            reference_perplexity=perplexity(expected),
+            perplexity=perplexity(found),
+            perplexity_ratio=ratio,
+            perplexity_ratio_error=ratio * float((found - expected).std()) / math.sqrt(len(expected)),
+        )
 
 
 def compare(
-    reference: Session, other: Session, token_ids: TokenIds, window: int, advance: Advance = lambda tokens: None
-) -> Comparison:
-    """Compare what two packages of one model predict, token by token.
+    reference: Session,
+    others: Sequence[Session],
+    token_ids: TokenIds,
+    window: int,
+    advance: Advance = lambda tokens: None,
+) -> list[Comparison]:
+    """Compare what packages of one model predict, token by token.
 
     Args:
-        reference: what the other is held against.
-        other: a package with the same vocabulary.
+        reference: what the others are held against.
+        others: packages with the same vocabulary.
         token_ids: the text.
         window: as for `token_log_likelihoods`.
-        advance: told after each window.
+        advance: told after each window of each of them.
 
     Raises:
         TrapError: as `token_log_likelihoods` does, or the vocabularies differ.
     """
-    sizes = [each.package.manifest.model.vocabulary for each in (reference, other)]
-    if sizes[0] != sizes[1]:
-        raise TrapError(f"vocabularies of {sizes[1]} and {sizes[0]} tokens cannot be compared")
-    divergences, agreements, expected, found = [], [], [], []
-    difference = 0.0
+    size, *sizes = (each.package.manifest.model.vocabulary for each in (reference, *others))
+    if unequal := [each for each in sizes if each != size]:
+        raise TrapError(f"vocabularies of {unequal[0]} and {size} tokens cannot be compared")
+    tallies = [_Tally() for _ in others]
     for tokens in _windows(token_ids, window):
-        logits = reference.forward(tokens), other.forward(tokens)
-        for start in range(0, len(tokens) - 1, ROW_BLOCK):
-            targets = tokens[start + 1 : start + 1 + ROW_BLOCK]
-            first, second = (each[start : start + len(targets)] for each in logits)
-            shares, other_shares = log_softmax(first), log_softmax(second)
-            divergences.append(np.sum(np.exp(shares) * (shares - other_shares), axis=-1))
-            agreements.append(first.argmax(axis=-1) == second.argmax(axis=-1))
-            difference = max(difference, float(np.abs(first - second).max()))
-            rows = np.arange(len(targets))
-            expected.append(shares[rows, targets])
-            found.append(other_shares[rows, targets])
-        advance(len(tokens) - 1)
-    likelihoods, other_likelihoods = np.concatenate(expected), np.concatenate(found)
-    return Comparison(
-        tokens=sum(map(len, divergences)),
-        max_logit_difference=difference,
-        mean_kl=float(np.concatenate(divergences).mean()),
-        top1_agreement=float(np.concatenate(agreements).mean()),
-        reference_perplexity=perplexity(likelihoods),
-        perplexity=perplexity(other_likelihoods),
-        perplexity_ratio=perplexity(other_likelihoods - likelihoods),  # defined even where both are infinite
-    )
+        first = reference.forward(tokens)
+        for other, tally in zip(others, tallies, strict=True):
+            second = other.forward(tokens)
+            for start in range(0, len(tokens) - 1, ROW_BLOCK):
+                targets = tokens[start + 1 : start + 1 + ROW_BLOCK]
+                rows = slice(start, start + len(targets))
+                tally.add(first[rows], second[rows], targets)
+            advance(len(tokens) - 1)
+    return [tally.comparison() for tally in tallies]
 
 
 def _windows(token_ids: TokenIds, window: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -91,7 +91,7 @@ class Session:
         package: an open package, which must stay open.
         backend: `native`, `portable`, `reference` or `htp`, the NPU of a Snapdragon device, simulated where none is,
             which may be followed by a colon and the name of a chip; None takes `native` where it was compiled, else
-            `portable`.
+            `portable`. Or what makes a backend of one's own, given the number of threads.
         arena_bytes: memory for experts; None takes what the device's configurations say.
         arena_kind: what that memory is: `ordinary`, or `rpcmem`, which the NPU of a Snapdragon device shares; None
             takes `ordinary`.
@@ -121,7 +121,7 @@ class Session:
     def __init__(
         self,
         package: Package,
-        backend: str | None = None,
+        backend: str | Callable[[int], Backend] | None = None,
         arena_bytes: int | None = None,
         *,
         arena_kind: ArenaKind | None = None,
@@ -163,7 +163,10 @@ class Session:
             self._programs = choose_programs(package, sizes, name, device)
             laps.end("programs")
             self.notice = fallback_notice() if backend is None else None
-            opened = open_backend(backend or default_backend(), package, self.threads)
+            if callable(backend):
+                opened = backend(self.threads)
+            else:
+                opened = open_backend(backend or default_backend(), package, self.threads)
             stack.callback(opened.close)
             self._backend = opened
             laps.end("backend")

@@ -24,10 +24,13 @@ from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions
     multiple=True,
     help="Compile the graphs for an NPU as well, as the verb compile does: htp:sm8650. May be given several times.",
 )
+@click.option(
+    "--calibrate", type=FILE, help="Text, UTF-8, that the model reads first to find out which weights matter."
+)
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Records made at a time.  [default: one per processor]")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
-    source: Path, output: Path, jobs: int | None, as_json: bool, **choices: str | tuple[str, ...] | None
+    source: Path, output: Path, jobs: int | None, as_json: bool, **choices: str | Path | tuple[str, ...] | None
 ) -> None:
     """Pack SOURCE, a Hugging Face checkpoint folder or a recipe (.toml), into one .emoe package.
 
@@ -39,9 +42,10 @@ def command(
     from estream_packer.build import build
 
     given = {option: value for option, value in choices.items() if value not in (None, ())}
-    checkpoint, options = source, msgspec.structs.replace(DEFAULTS, **given)
     if source.suffix.lower() == ".toml":
         checkpoint, options = _from_recipe(source, output, given)
+    else:
+        checkpoint, options = source, _from_flags(given)
     with open_progress() as progress:
         result = build(checkpoint, output, msgspec.structs.replace(options, jobs=jobs), progress)
     for notice in result.notices:
@@ -52,6 +56,18 @@ def command(
         show_package(result, result.source_bytes, "read")
         for lines in result.compiled:
             click.echo(lines)
+
+
+def _from_flags(given: Mapping[str, object]) -> BuildOptions:
+    """Options from flags."""
+    import msgspec
+
+    from estream_packer.recipe import CalibrationTable
+
+    options = {option: value for option, value in given.items() if option != "calibrate"}
+    if "calibrate" in given:
+        options["calibration"] = CalibrationTable(text=str(given["calibrate"]))
+    return msgspec.structs.replace(DEFAULTS, **options)
 
 
 def _from_recipe(recipe: Path, output: Path, given: Mapping[str, object]) -> tuple[Path, BuildOptions]:

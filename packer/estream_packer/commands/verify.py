@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Prove every byte; compare with the checkpoint; prove graphs.")
-@click.argument("package", type=FILE)
-@click.argument("checkpoint", type=FILE, required=False)
+@click.argument("packages", type=FILE, nargs=-1, required=True, metavar="PACKAGE [CHECKPOINT] | PACKAGE...")
+@click.option("--quality", "reference", type=FILE, help="Compare all packages with this checkpoint, or f32 package.")
 @click.option("--text", type=FILE, help="Text to compare on, UTF-8.  [default: the sample's]")
 @click.option("--tokens", type=click.IntRange(min=2), default=2048, show_default=True, help="Most tokens to compare.")
+@click.option("--svg", type=FILE, help="Draw the divergence of packages against their size to this file.")
 @click.option("--graphs", "with_graphs", is_flag=True, help="Prove the graphs for NPUs, too, in the simulator.")
 @policy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the refusal, as JSON.")
 def command(
-    package: Path,
-    checkpoint: Path | None,
+    packages: tuple[Path, ...],
+    reference: Path | None,
     text: Path | None,
     tokens: int,
+    svg: Path | None,
     with_graphs: bool,
     keys: tuple[str, ...],
     minimum_counter: int | None,
@@ -46,12 +48,27 @@ def command(
     With CHECKPOINT, the folder it was made from, also build that without quantisation in a temporary folder, run both
     over a text the model was not trained on, and show how far the package is from it.
 
+    With --quality, prove and compare any number of packages of one checkpoint, for a choice between them: perplexity of
+    the text, KL divergence from the checkpoint, and how often both have the same likeliest token, side by side.
+
     With --graphs, also run every graph of every binary in Qualcomm's simulator on inputs that are random, zero or
     large, as `compile` does, and compare it with the reference: no row may be off by more than 1 % of its size. This
     needs onnxruntime-qnn on x86-64, with an SDK no older than the one that made the binaries.
 
     What is refused is told as `validate` tells it, with the class `untrusted` where a signature is not as required.
     """
+    context = click.get_current_context()
+    if reference is not None:
+        if with_graphs or keys or minimum_counter is not None or signatures:
+            raise click.UsageError("--quality goes with neither --graphs nor signatures: verify them apart", context)
+        with refusals_told(as_json):
+            _measure(packages, reference, text, tokens, svg, as_json)
+        return
+    if svg is not None:
+        raise click.UsageError("--svg needs --quality", context)
+    if len(packages) > 2:
+        raise click.UsageError("more than one package: compare them with --quality CHECKPOINT", context)
+    package, checkpoint = packages[0], packages[1] if len(packages) > 1 else None
     from estream_loader import open_package
     from estream_loader.integrity import notices
     from estream_loader.keys import read_signature
@@ -61,7 +78,7 @@ def command(
     if with_graphs:
         from estream_packer.htp.proof import check_simulator
     if checkpoint is None and text is not None:
-        raise click.UsageError("--text needs CHECKPOINT", click.get_current_context())
+        raise click.UsageError("--text needs CHECKPOINT or --quality", context)
     with refusals_told(as_json):
         if checkpoint is not None:
             _check_folder(checkpoint)
@@ -125,6 +142,33 @@ def _untrusted(signature: SignatureSummary) -> str:
     return f"signature by {signature.key}, counter {signature.security_counter}: {verdict}"
 
 
+def _measure(
+    paths: Sequence[Path], reference: Path, text: Path | None, tokens: int, svg: Path | None, as_json: bool
+) -> None:
+    """Compare packages with their checkpoint, and print or draw what was found."""
+    from estream_loader import open_package
+    from estream_loader.small_files import require_writable, write_over
+    from estream_packer.quality import explained, measure, quality_table
+
+    if svg is not None:
+        require_writable(svg)
+    with open_package(paths[0]) as package:
+        content = _text(package, text)
+    quality = measure(reference, paths, ("the sample's text" if text is None else str(text), content), tokens)
+    if svg is not None:
+        from estream_packer.quality_picture import quality_svg
+
+        write_over(svg, quality_svg(quality).encode())
+    if as_json:
+        print_json(quality)
+        return
+    console().print(quality_table(quality))
+    for line in explained(quality):
+        click.echo(line)
+    if svg is not None:
+        click.echo(f"wrote {svg}")
+
+
 def _text(package: Package, path: Path | None) -> str:
     """The text to compare on: a file, or what comes with the sample model where the package has its tokenizer."""
     from estream_packer.running import read_text
@@ -139,44 +183,14 @@ def _text(package: Package, path: Path | None) -> str:
     return held_out.read_text(encoding="utf-8")
 
 
-def _check_source(package: Package, folder: Path) -> None:
-    """Refuse a checkpoint the package was not made from: another model, or other weights."""
-    from estream_packer.checkpoint import TENSORS, open_checkpoint
-    from estream_packer.families import family_of
-    from estream_spec.errors import PackError
-
-    hint = "give the checkpoint the package was made from"
-    with open_checkpoint(folder) as checkpoint:
-        model = family_of(checkpoint.config).read(checkpoint.config, checkpoint.generation_config).model
-        if model != package.manifest.model:
-            raise PackError("the checkpoint's model is not the package's", path=str(folder), hint=hint)
-        found, expected = (
-            {source.name: source.sha256.hex() for source in sources}.get(TENSORS)
-            for sources in (checkpoint.sources(), package.manifest.provenance.sources)
-        )
-    # A package need not say what it was made from.
-    if expected is not None and found != expected:
-        message = f"the checkpoint's tensors have digest {found}, those of the package have {expected}"
-        raise PackError(message, path=str(folder), hint=hint)
-
-
 def _compare(package: Package, checkpoint: Path, text: str, tokens: int) -> Comparison:
     """Build the checkpoint as it is and run both."""
-    from tempfile import TemporaryDirectory
-
-    from estream_loader import open_package
-    from estream_loader.progress import open_progress
-    from estream_packer.build import build
-    from estream_packer.recipe import BuildOptions
+    from estream_packer.quality import opened_reference
     from estream_packer.running import measure_quality
 
-    _check_source(package, checkpoint)
-    with TemporaryDirectory(prefix="estream-verify-") as folder:
-        unquantised = Path(folder) / "unquantised.emoe"
-        with open_progress() as progress:
-            build(checkpoint, unquantised, BuildOptions(experts="f32", dense="f32", activations="f32"), progress)
-        with open_package(unquantised) as reference:
-            return measure_quality(reference, package, text, tokens)
+    with opened_reference(checkpoint, [package]) as reference:
+        [found] = measure_quality(reference, [package], text, tokens)
+    return found
 
 
 def _prove_graphs(package: Package) -> list[tuple[Binary, list[Proof]]]:

@@ -14,8 +14,9 @@ from typing import Final
 
 from estream_spec.errors import PackError, reason
 
-FILES: Final = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "held-out.txt")
-"""What the checkpoint consists of: the model, its card, and the text it was measured on and never trained on."""
+FILES: Final = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "held-out.txt", "calibration.txt")
+"""What the checkpoint consists of: the model, its card, the text it was measured on and never trained on, and some of
+the text it was trained on, to calibrate on."""
 
 
 def sample_files() -> Traversable:

@@ -6,7 +6,8 @@ Run with the `train` extra installed::
 
 The corpus is a folder of plain-text books, one paragraph a line. Two pieces never enter training, neither the
 tokenizer's nor the model's: `the-war-of-the-worlds.txt` and the last tenth of `middlemarch.txt`. They are the held-out
-text on which bits per byte are reported. The beginning of the first is written beside the model as `held-out.txt`.
+text on which bits per byte are reported. The beginning of the first is written beside the model as `held-out.txt`, and
+pieces of all that was trained on as `calibration.txt`.
 
 The learning rate follows the clock and not the step count, so that a slow or busy machine still ends with a model
 whose rate has decayed to nothing. Two runs therefore differ in the last digits; what a run prints at its end belongs on
@@ -30,6 +31,8 @@ FIRST_WORDS = "No one would have believed"
 """Where the held-out book begins, behind its title page."""
 EXCERPT_CHARACTERS = 100_000
 """Most of the held-out book that `held-out.txt` holds."""
+CALIBRATION_CHARACTERS = 8_000
+"""Most of each book trained on that `calibration.txt` holds."""
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 512
@@ -64,6 +67,15 @@ def excerpt(book: str) -> str:
     """The beginning of the held-out book, as many whole paragraphs as fit, closed by a line feed."""
     begin = book.index(FIRST_WORDS)
     return book[begin : book.rindex("\n\n", begin, begin + EXCERPT_CHARACTERS)] + "\n"
+
+
+def calibration(texts: list[str]) -> str:
+    """A piece from the middle of each text, as many whole paragraphs as fit, closed by a line feed."""
+    pieces = []
+    for text in texts:
+        begin = text.index("\n\n", len(text) // 2) + 2
+        pieces.append(text[begin : text.rindex("\n\n", begin, begin + CALIBRATION_CHARACTERS)])
+    return "\n\n".join(pieces) + "\n"
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
@@ -175,6 +187,7 @@ def main() -> None:
     tokenizer.save(str(arguments.out / "tokenizer.json"))
     book = (arguments.corpus / HELD_OUT_BOOK).read_text(encoding="utf-8")
     (arguments.out / "held-out.txt").write_text(excerpt(book), encoding="utf-8")
+    (arguments.out / "calibration.txt").write_text(calibration(training_texts), encoding="utf-8")
 
     loss_value = held_out_loss(model.to(torch.float32), held_out)  # of the weights as they are stored
     bits_per_byte = loss_value * len(held_out) / math.log(2) / held_out_bytes

@@ -28,6 +28,7 @@ from estream_packer.families import family_of
 from estream_packer.plan import plan_package
 from estream_packer.recipe import BuildOptions, DenseEncoding
 from estream_packer.writer import PackedRecord
+from estream_runtime import Session
 from estream_spec import limits
 from estream_spec.container import check_entries
 from estream_spec.errors import PackError
@@ -124,6 +125,34 @@ def test_every_pair_of_encodings_makes_a_sound_package_near_its_checkpoint(
                 encoding = dense
             original = expected[name].astype(np.float32)
             assert np.linalg.norm(value - original) <= largest_error[encoding] * np.linalg.norm(original), name
+
+
+def test_each_role_is_stored_and_computed_as_it_was_asked(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+    options = BuildOptions(attention="w4g32", head="f32", embedding="f32", activations="f32")
+    result = build(olmoe_checkpoint("base"), tmp_path / "model.emoe", options)
+    bits = {role.role: role.bits_per_weight for role in result.summary.roles}
+    assert (bits["embedding"], bits["head"]) == (32, 32)
+    assert bits["attention"] == 4 + 8 / 32 + 32 / HIDDEN
+    build(olmoe_checkpoint("base"), tmp_path / "plain.emoe", PLAIN)
+    with (
+        open_package(tmp_path / "model.emoe") as package,
+        open_package(tmp_path / "plain.emoe") as plain,
+        Session(package, "portable") as session,
+        Session(plain, "portable") as expected,
+    ):
+        weights_of = {graph.role: graph.weights for graph in package.manifest.graphs}
+        logits, others = session.forward([1, 2, 3]), expected.forward([1, 2, 3])
+    assert weights_of == {"qkv": "int8", "attend": "f32", "out": "int8", "expert": "int8", "head": "f32"}
+    assert 0 < np.linalg.norm(logits - others) < 0.5 * np.linalg.norm(others)
+
+
+def test_a_width_for_a_head_that_is_the_embedding_is_refused(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory
+) -> None:
+    with pytest.raises(PackError, match="head is to be stored as 'w4g32', but it is the embedding") as refusal:
+        build(olmoe_checkpoint("tied"), tmp_path / "model.emoe", BuildOptions(head="w4g32"))
+    assert refusal.value.hint is not None
+    build(olmoe_checkpoint("tied"), tmp_path / "model.emoe", BuildOptions(head="f32", embedding="f32"))
 
 
 @pytest.mark.parametrize(

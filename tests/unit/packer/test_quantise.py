@@ -39,9 +39,9 @@ def _row_outliers(rows: int, columns: int) -> Floats:
     return weight
 
 
-def _stored(weight: Floats, encoding: Encoding) -> Floats:
+def _stored(weight: Floats, encoding: Encoding, importance: Floats | None = None) -> Floats:
     """What the weight reads back as; the parts on the way are legal."""
-    parts = quantise_matrix(weight, encoding)
+    parts = quantise_matrix(weight, encoding, importance)
     assert invalid_values(encoding, parts, len(weight)) is None
     stored = dequantise(encoding, parts, len(weight))
     assert stored.shape == weight.shape
@@ -175,6 +175,73 @@ def test_the_same_weights_give_the_same_bytes_whatever_their_strides(encoding: E
     np.testing.assert_array_equal(weight, before)
 
 
+def _uneven(rows: int, spread: float = 1.5) -> Floats:
+    """Importance of input channels of which few matter much."""
+    return np.exp(spread * np.random.default_rng(7).standard_normal(rows)).astype(np.float32)
+
+
+@pytest.mark.parametrize("make", [_gaussian, _heavy_tailed, _row_outliers])
+@pytest.mark.parametrize(("encoding", "most"), [("w8", 0.999), ("w4g32", 0.93), ("w4g64", 0.95)])
+def test_importance_lowers_the_error_where_it_counts(
+    encoding: Encoding, most: float, make: Callable[[int, int], Floats]
+) -> None:
+    weight, importance = make(500, 64), _uneven(500)  # the last group is padded
+    root = np.sqrt(importance)[:, None]
+    plain, weighted = (_error(root * weight, root * _stored(weight, encoding, each)) for each in (None, importance))
+    assert weighted < most * plain
+
+
+@pytest.mark.parametrize("encoding", GROUPED)
+def test_even_importance_is_none(encoding: Encoding) -> None:
+    weight = _gaussian(171, 13)
+    even = quantise_matrix(weight, encoding, np.full(171, 0.125, np.float32))
+    assert {name: part.tobytes() for name, part in even.items()} == {
+        name: part.tobytes() for name, part in quantise_matrix(weight, encoding).items()
+    }
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("size", [2.0**-120, 2.0**100])
+def test_only_ratios_of_importance_count(encoding: Encoding, size: float) -> None:
+    weight, importance = _gaussian(96, 5), _uneven(96)
+    parts, others = (quantise_matrix(weight, encoding, importance * np.float32(each)) for each in (1, size))
+    for name, part in parts.items():
+        np.testing.assert_array_equal(part, others[name])
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0, -1])
+def test_importance_that_is_no_positive_number_is_refused(encoding: Encoding, value: float) -> None:
+    importance = _uneven(64)
+    importance[3] = value
+    with pytest.raises(PackError, match="importance is not a positive number"):
+        quantise_matrix(_gaussian(64, 4), encoding, importance)
+
+
+@pytest.mark.parametrize("encoding", QUANTISED)
+def test_importance_harms_no_extreme(encoding: Encoding) -> None:
+    importance = _uneven(128)
+    weight = _gaussian(128, 5)
+    weight[:, 0] = 0
+    weight[:64, 1] = -0.0
+    weight[70, 2] = 1e30
+    weight[:, 3] *= np.float32(1e-41)
+    stored = _stored(weight, encoding, importance)
+    assert not stored[:, 0].any()
+    assert not stored[:64, 1].any()
+    assert stored[70, 2] == pytest.approx(1e30, rel=0.5)
+    assert np.abs(stored[:, 3]).max() <= 1.1 * np.abs(weight[:, 3]).max()
+    assert _error(weight[:, 4], stored[:, 4]) < 15
+
+
+@pytest.mark.parametrize("encoding", QUANTISED)
+def test_columns_do_not_touch_each_other_under_importance(encoding: Encoding) -> None:
+    weight, importance = _gaussian(2048, 300), _uneven(2048)
+    whole, alone = (quantise_matrix(each, encoding, importance) for each in (weight, weight[:, 200:203].copy()))
+    for name, part in alone.items():
+        np.testing.assert_array_equal(whole[name][..., 200:203], part)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     encoding=st.sampled_from(ENCODINGS),
@@ -182,13 +249,15 @@ def test_the_same_weights_give_the_same_bytes_whatever_their_strides(encoding: E
     columns=st.integers(1, 6),
     seed=st.integers(0, 2**32),
     spread=st.integers(0, 38),
+    weighted=st.booleans(),
 )
 def test_any_finite_weights_are_stored_legally(
-    encoding: Encoding, rows: int, columns: int, seed: int, spread: int
+    encoding: Encoding, rows: int, columns: int, seed: int, spread: int, weighted: bool
 ) -> None:
     random = np.random.default_rng(seed)
     exponents = random.uniform(-spread, spread * 0.97, (rows, columns))
     weight = (random.choice([-1, 0, 1], (rows, columns)) * 10**exponents).astype(np.float32)
-    stored = _stored(weight, encoding).astype(np.float64)
+    importance = (10 ** random.uniform(-spread, spread * 0.97, rows)).astype(np.float32) if weighted else None
+    stored = _stored(weight, encoding, importance).astype(np.float64)
     largest = np.abs(weight).max(axis=0)
-    assert (np.abs(stored - weight).max(axis=0) <= 0.2 * largest).all()
+    assert (np.abs(stored - weight).max(axis=0) <= (1.1 if weighted else 0.2) * largest).all()

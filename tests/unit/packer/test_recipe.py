@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from estream_packer.recipe import BuildOptions, check_options, read_recipe
+from estream_packer.recipe import BuildOptions, CalibrationTable, check_options, read_recipe
 from estream_spec.errors import PackError
 
 WHOLE = """
@@ -38,6 +39,24 @@ def test_a_recipe_says_everything_and_its_paths_are_relative_to_it(tmp_path: Pat
     )
 
 
+def test_a_recipe_says_how_each_role_is_stored_and_what_to_calibrate_on(tmp_path: Path) -> None:
+    text = (
+        '[source]\ncheckpoint = "x"\n[weights]\ndense = "w4g32"\nattention = "w8"\nhead = "f32"\n'
+        '[calibration]\ntext = "texts/novel.txt"\ntokens = 100\n'
+    )
+    _, options = read_recipe(write(tmp_path, text))
+    assert options.calibration == CalibrationTable(text=str(tmp_path / "texts/novel.txt"), tokens=100)
+    found = [options.encoding_of(role) for role in ("attention", "shared", "head", "embedding")]
+    assert found == ["w8", "w4g32", "f32", "w8"]
+
+
+def test_roles_that_are_not_named_are_stored_as_dense_weights_are() -> None:
+    for dense, embedding in (("f32", "f32"), ("w8", "w8"), ("w4g32", "w8")):
+        options = replace(BuildOptions(), dense=dense)
+        found = [options.encoding_of(role) for role in ("attention", "shared", "head", "embedding")]
+        assert found == [dense, dense, dense, embedding]
+
+
 def test_what_a_recipe_leaves_out_has_the_default(tmp_path: Path) -> None:
     checkpoint, options = read_recipe(write(tmp_path, '[source]\ncheckpoint = "/models/olmoe"'))
     assert checkpoint == Path("/models/olmoe")
@@ -50,6 +69,7 @@ def test_what_a_recipe_leaves_out_has_the_default(tmp_path: Path) -> None:
         ('[source]\ncheckpoint = "x"\n[wieghts]', "unknown key 'wieghts'", "did you mean 'weights'?"),
         ('[source]\ncheckpoint = "x"\n[weights]\nexpert = "w8"', "key 'weights.expert'", "did you mean 'experts'?"),
         ('[source]\ncheckpoint = "x"\nzzz = 1', "unknown key 'source.zzz'", "known are checkpoint"),
+        ('[source]\ncheckpoint = "x"\n[calibration]\ntxt = "t"', "key 'calibration.txt'", "did you mean 'text'?"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_likely_one(tmp_path: Path, text: str, message: str, hint: str) -> None:
@@ -73,6 +93,16 @@ def test_an_unknown_key_is_refused_with_the_likely_one(tmp_path: Path, text: str
             '[source]\ncheckpoint = "x"\n[weights]\ndense = "w4g64"',
             "weights.dense is 'w4g64', expected one of f32, w8, w4g32",
         ),
+        (
+            '[source]\ncheckpoint = "x"\n[weights]\nattention = "w4g64"',
+            "weights.attention is 'w4g64', expected one of f32, w8, w4g32",
+        ),
+        (
+            '[source]\ncheckpoint = "x"\n[weights]\nembedding = "w4g32"',
+            "weights.embedding is 'w4g32', expected one of f32, w8",
+        ),
+        ('[source]\ncheckpoint = "x"\n[calibration]', "missing required field 'text'"),
+        ('[source]\ncheckpoint = "x"\n[calibration]\ntext = "t"\ntokens = 1', r">= 2 - at '\$.calibration.tokens'"),
         ('[source]\ncheckpoint = "x"\n[package]\npage_shift = 11', r">= 12 - at '\$.package.page_shift'"),
         ('[source]\ncheckpoint = "x"\n[model]\nname = ""', r"\$.model.name"),
         ('[source]\ncheckpoint = "x"\n[model]\nname = 1', r"\$.model.name"),

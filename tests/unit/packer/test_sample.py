@@ -22,6 +22,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = write_checkpoint(tmp_path / "shipped", "base")
     (folder / "README.md").write_text("card")
     (folder / "held-out.txt").write_text("text")
+    (folder / "calibration.txt").write_text("other text")
     with monkeypatch.context() as patch:
         patch.setattr(sample, "sample_files", lambda: folder)
         yield folder

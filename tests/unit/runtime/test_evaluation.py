@@ -113,7 +113,7 @@ def test_what_is_too_large_for_a_number_is_infinite() -> None:
 
 
 def test_a_package_agrees_with_itself(session: Session) -> None:
-    found = compare(session, session, TEXT, 64)
+    [found] = compare(session, [session], TEXT, 64)
     assert (found.tokens, found.mean_kl, found.top1_agreement, found.max_logit_difference) == (199, 0, 1, 0)
     assert found.reference_perplexity == found.perplexity
     assert found.perplexity_ratio == 1
@@ -125,7 +125,7 @@ def test_fewer_bits_are_further_away(session: Session, packed: PackageFactory) -
     for experts in ("w8", "w4g32"):
         path = packed("grouped", BuildOptions(experts=experts, dense="f32"))
         with open_package(path) as package, Session(package, threads=1) as other:
-            found.append(compare(session, other, TEXT, 64))
+            found += compare(session, [other], TEXT, 64)
     assert 0 < found[0].mean_kl < found[1].mean_kl
     assert 1 > found[0].top1_agreement > found[1].top1_agreement
     assert 0 < found[0].max_logit_difference < found[1].max_logit_difference
@@ -147,4 +147,4 @@ def test_texts_that_cannot_be_evaluated_are_refused(
     with pytest.raises(TrapError, match=message):
         token_log_likelihoods(session, text, window)
     with pytest.raises(TrapError, match=message):
-        compare(session, session, text, window)
+        compare(session, [session], text, window)

@@ -135,7 +135,7 @@ def test_quantised_packages_predict_nearly_what_the_checkpoint_does(
         Session(package) as portable,
         Session(package, "reference") as meaning,
     ):
-        assert compare(reference, portable, LONG, 128).mean_kl < bound
+        assert compare(reference, [portable], LONG, 128)[0].mean_kl < bound
         apart = np.abs(portable.forward(PROMPT) - meaning.forward(PROMPT)).max(axis=1)
     # An activation on the edge between two integers may fall either way, and changes its row and those that see it.
     assert np.median(apart) < 1e-4
