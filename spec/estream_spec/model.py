@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from estream_spec import limits
 
@@ -30,6 +31,17 @@ class Described(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Base of every struct of the manifest: immutable, unknown keys refused, keys at their default left out."""
 
 
+def share_defaults(value: Described) -> None:
+    """Have one object stand for each default of a struct: the encoder leaves a value out only if it is that object.
+
+    Small integers, booleans and words are such objects by themselves; floats are not, nor strings with a hyphen.
+    """
+    defaults = value.__struct_defaults__
+    for name, default in zip(value.__struct_fields__[-len(defaults) :], defaults, strict=True):
+        if getattr(value, name) == default:
+            force_setattr(value, name, default)
+
+
 class Rotary(Described, frozen=True, kw_only=True):
     """Rotary position encoding of queries and keys, halves rotated against each other (`x[i]` with `x[i + d/2]`).
 
@@ -44,6 +56,10 @@ class Rotary(Described, frozen=True, kw_only=True):
     width: Dimension | None = None
     frequencies: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(max_length=limits.MAX_FREQUENCIES)] = ()
     scale: Annotated[float, Meta(gt=0)] = 1.0
+
+    def __post_init__(self) -> None:
+        """See `share_defaults`."""
+        share_defaults(self)
 
 
 class Latent(Described, frozen=True, kw_only=True):
@@ -151,6 +167,10 @@ class Router(Described, frozen=True, kw_only=True):
     scale: Annotated[float, Meta(gt=0)] = 1.0
     epsilon: Annotated[float, Meta(ge=0)] = 0.0
     tolerance: Annotated[float, Meta(ge=0)] = 0.0
+
+    def __post_init__(self) -> None:
+        """See `share_defaults`."""
+        share_defaults(self)
 
 
 class ExpertBlock(Described, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What the graph of each role computes. FORMAT.md sections 8.7 and 10.
+"""What the graph of each role computes. FORMAT.md sections 8.10 and 10.
 
 Each function reads like the formula it stands for, and serves every target: how rows are multiplied with matrices, how
 they are normed and scored in numbers of a given range is an `Arithmetic`.
