@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from estream_conformance.builder import Draft, Values
+from estream_conformance.keys import in_order
 from estream_conformance.packages import draft, smallest_model
 
 QUANTISED: Final = {
@@ -20,14 +21,14 @@ QUANTISED: Final = {
 
 
 def changed(**changes: Any) -> Values:
-    """The smallest model with other values of its own; those with a default go to the end."""
-    return smallest_model() | changes
+    """The smallest model with other values of its own."""
+    return in_order("model", smallest_model() | changes)
 
 
 def with_attention(**changes: Any) -> Values:
     """The smallest model with another attention."""
     model = smallest_model()
-    model["attentions"][0] |= changes
+    model["attentions"] = [in_order("attentions", model["attentions"][0] | changes)]
     return model
 
 
@@ -35,13 +36,13 @@ def with_block(experts: int = 4, **changes: Any) -> Values:
     """The smallest model with other experts."""
     model = smallest_model()
     block = {"experts": experts, "intermediate": 3, "router": model["expert_blocks"][0]["router"]}
-    model["expert_blocks"] = [block | changes]
+    model["expert_blocks"] = [in_order("expert_blocks", block | changes)]
     return model
 
 
 def with_router(experts: int = 4, **changes: Any) -> Values:
     """The smallest model with more experts and another router."""
-    return with_block(experts, router={"family": "softmax-topk", "top_k": 2} | changes)
+    return with_block(experts, router=in_order("router", {"family": "softmax-topk", "top_k": 2} | changes))
 
 
 def dense_layer() -> Values:

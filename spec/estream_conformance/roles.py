@@ -15,15 +15,14 @@ Lengths = dict[str, int]
 
 def out_classes(model: Values) -> list[Values]:
     """The layers that stand for the shape classes of role `out`: the first of each."""
-    firsts: list[Values] = []
+    firsts: dict[tuple[int | None, ...], Values] = {}
     for layer in model["layers"]:
-        if _out_key(layer) not in map(_out_key, firsts):
-            firsts.append(layer)
-    return firsts
+        firsts.setdefault(_out_key(layer), layer)
+    return list(firsts.values())
 
 
 def _out_key(layer: Values) -> tuple[int | None, ...]:
-    return tuple(layer.get(key) for key in ("attention", "convolution", "experts"))
+    return layer.get("attention"), layer.get("convolution"), layer.get("experts")
 
 
 def class_counts(model: Values) -> dict[str, int]:
@@ -122,8 +121,8 @@ def _projections(attention: Values, hidden: int) -> Shapes:
 def _head_norms(attention: Values) -> Lengths:
     width = attention["head_dim"]
     if (latent := attention.get("latent")) is not None:
-        narrow: Lengths = {"query_latent_norm": latent["query_rank"]} if "query_rank" in latent else {}
-        return narrow | {"latent_norm": latent["rank"]}
+        names = {"query_latent_norm": "query_rank", "latent_norm": "rank"}
+        return {name: int(latent[key]) for name, key in names.items() if key in latent}
     match attention.get("qk_norm"):
         case "full":
             return {"q_norm": attention["heads"] * width, "k_norm": attention["key_value_heads"] * width}
@@ -144,7 +143,8 @@ def _out_biases(model: Values, layer: Values) -> Lengths:
 
 def _norm(model: Values, name: str) -> Lengths:
     names = [name] if model.get("norm", "rms") == "rms" else [name, f"{name}.bias"]
-    return dict.fromkeys(names, model["hidden"])
+    hidden: int = model["hidden"]
+    return dict.fromkeys(names, hidden)
 
 
 def _biases(there: object, matrices: Shapes) -> Lengths:

@@ -6,7 +6,8 @@ A value it does not understand is refused when the manifest is decoded, since ev
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from functools import cached_property
+from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
@@ -224,7 +225,15 @@ class Layer(Described, frozen=True, kw_only=True):
     window: Dimension | None = None
 
 
-class ModelDescription(Described, frozen=True, kw_only=True):
+class OutputClass(NamedTuple):
+    """One shape class of the role `out`, which sees both halves of a layer; see `Layer`."""
+
+    attention: int | None
+    convolution: int | None
+    experts: int | None
+
+
+class ModelDescription(Described, frozen=True, kw_only=True, dict=True):
     """Everything a runtime must know of the model besides its weights.
 
     Attributes:
@@ -272,6 +281,12 @@ class ModelDescription(Described, frozen=True, kw_only=True):
         index = self.layers[layer].attention
         assert index is not None
         return self.attentions[index]
+
+    @cached_property
+    def output_classes(self) -> dict[OutputClass, int]:
+        """Shape classes of the role `out` and their numbers, in the order of the first layer of each."""
+        used = (OutputClass(layer.attention, layer.convolution, layer.experts) for layer in self.layers)
+        return {each: number for number, each in enumerate(dict.fromkeys(used))}
 
     @property
     def expert_layers(self) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from estream_packer.graphs.builder import Builder
-from estream_spec.graph_interface import OutputClass, output_classes
+from estream_spec.graph_interface import output_classes
 from estream_spec.manifest import GraphRole
-from estream_spec.model import Attention, DenseBlock, ExpertBlock, Latent, ModelDescription
+from estream_spec.model import Attention, DenseBlock, ExpertBlock, Latent, ModelDescription, OutputClass
 
 
 class Arithmetic(Protocol):

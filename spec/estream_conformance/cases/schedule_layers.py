@@ -88,7 +88,7 @@ for _rule, _name, _about, _edits in (
     ("016", "experts_of_a_layer_without_experts", "EXPERTS names a layer without groups", {14: "DENSE 1; EXPERTS 1"}),
     ("018", "head_for_the_last_dense", "HEAD stands where DENSE should", {18: "HEAD"}),
     ("019", "no_dense", "DENSE of the layer without experts is missing", {14: ""}),
-    ("019", "no_dense_beside_experts", "DENSE of the layer with experts is missing", {18: ""}),
+    ("028", "no_dense_beside_experts", "DENSE of the layer with experts is missing", {18: ""}),
     ("019", "dense_twice", "DENSE stands twice", {14: "DENSE 1; DENSE 1"}),
     ("019", "dense_before_attend", "DENSE stands before ATTEND", {13: "DENSE 1", 14: "ATTEND 1"}),
     ("019", "dense_before_route", "DENSE stands before ROUTE", {17: "DENSE 2", 18: "ROUTE 2"}),
