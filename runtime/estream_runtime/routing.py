@@ -31,7 +31,7 @@ def route(scores: Floats, router: Router, selection_bias: Floats | None = None) 
         Expert ids int32 `[T, k]` in the order of choice, and their weights f32 `[T, k]`.
 
     Raises:
-        TrapError: a score is not finite.
+        TrapError: a score or a weight is not finite.
     """
     finite = np.isfinite(scores)
     if not finite.all():
@@ -45,9 +45,12 @@ def route(scores: Floats, router: Router, selection_bias: Floats | None = None) 
         chosen = _largest(_preferences(scores, shares, router, selection_bias), router.top_k)
         weights = np.take_along_axis(shares, chosen, axis=1)
         if router.family.endswith("-renormalise"):
-            weights /= weights.sum(axis=1, keepdims=True) + np.float32(router.epsilon)
+            with np.errstate(invalid="ignore"):  # sigmoids that are all 0 divided by their sum
+                weights /= weights.sum(axis=1, keepdims=True) + np.float32(router.epsilon)
     if router.scale != 1:
         weights = weights * np.float32(router.scale)
+    if not np.isfinite(weights).all():
+        raise TrapError("a routing weight is not finite")
     return chosen.astype(np.int32), weights
 
 

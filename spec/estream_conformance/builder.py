@@ -235,12 +235,11 @@ class Draft:
         made[SectionType.MANIFEST] = encode(manifest)
         return made
 
-    def _payload_length(self, one: Range) -> int:
-        layouts = self.manifest["layouts"]
-        return len(one.payloads[0]) if one.payloads else int(layouts[one.layout]["payload_length"])
+    def _record_length(self, one: Range) -> int:
+        return round_up(len(one.payloads[0]), 1 << self.page_shift) if one.payloads else 0
 
     def _padded(self, one: Range) -> list[bytes]:
-        length = round_up(self._payload_length(one), 1 << self.page_shift)
+        length = self._record_length(one)
         return [
             bytes(payload) + one.padding.get(number, b"").ljust(length - len(payload), b"\0")
             for number, payload in enumerate(one.payloads)
@@ -249,7 +248,7 @@ class Draft:
     def _range_values(self, ranges: list[Range]) -> list[Values]:
         base, values = 0, []
         for one in ranges:
-            length = round_up(self._payload_length(one), 1 << self.page_shift)
+            length = self._record_length(one)
             right = {"base": base, "record_length": length, "count": len(one.payloads), "layout": one.layout}
             values.append({**right, **one.changes})
             base += length * len(one.payloads)
@@ -281,7 +280,7 @@ class Draft:
         """FORMAT.md section 9.2."""
         preimage = CONTENT_ID_CONTEXT + sha256(encode(self.manifest["model"])).digest()
         for ranges in self.tables.values():
-            layouts = [self.manifest["layouts"][one.layout] for one in ranges]
+            layouts = [self.manifest["layouts"][one.layout] for one in ranges if one.payloads]
             payloads = b"".join(sha256(payload).digest() for one in ranges for payload in one.payloads)
             preimage += sha256(encode(layouts)).digest() + sha256(payloads).digest()
         for document in (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE):

@@ -8,61 +8,13 @@ from typing import Any, Final
 
 from estream_conformance.builder import Draft, Sealed, Section, Values
 from estream_conformance.case import Build, accepted, refused
+from estream_conformance.keys import KEYS
+from estream_conformance.kinds import with_convolution, with_latent, with_shared_block
 from estream_conformance.messagepack import Pairs, encode
 from estream_conformance.packages import binary, smallest
 from estream_spec.constants import SectionType
 
 Path = tuple[str | int, ...]
-
-KEYS: Final[dict[str, tuple[str, ...]]] = {
-    "": (
-        "name",
-        "content_id",
-        "model",
-        "layouts",
-        "graphs",
-        "device_configurations",
-        "provenance",
-        "binaries",
-        "extensions",
-    ),
-    "layouts": ("payload_length", "matrices", "tensors", "kind"),
-    "matrices": ("name", "encoding", "rows", "columns"),
-    "tensors": ("name", "dtype", "shape", "offset"),
-    "graphs": ("section", "target", "role", "shape_class", "weights", "activations"),
-    "device_configurations": (
-        "name",
-        "arena_bytes",
-        "group_size",
-        "prefetch_depth",
-        "lanes",
-        "policy",
-        "prompt_tokens",
-    ),
-    "provenance": ("writer", "licence", "sources"),
-    "sources": ("name", "length", "sha256"),
-    "binaries": ("section", "target", "soc_model", "architecture", "sdk", "compiler", "graphs", "options"),
-    "binary_graphs": ("name", "role", "shape_class", "tokens", "keys", "encodings"),
-    "model": (
-        "family",
-        "hidden",
-        "vocabulary",
-        "context_length",
-        "norm_epsilon",
-        "layers",
-        "attentions",
-        "expert_blocks",
-        "tied_head",
-        "begin_token",
-        "end_tokens",
-    ),
-    "layers": ("attention", "experts"),
-    "attentions": ("heads", "key_value_heads", "head_dim", "rotary", "qk_norm", "clip_qkv"),
-    "rotary": ("theta",),
-    "expert_blocks": ("experts", "intermediate", "router", "activation"),
-    "router": ("family", "top_k"),
-}
-"""The keys of each struct, by the key whose value it is or, in an array, stands in."""
 
 PLACES: Final[dict[str, Path]] = {
     "": (),
@@ -79,6 +31,9 @@ PLACES: Final[dict[str, Path]] = {
     "layers": ("model", "layers", 0),
     "attentions": ("model", "attentions", 0),
     "rotary": ("model", "attentions", 0, "rotary"),
+    "latent": ("model", "attentions", 0, "latent"),
+    "convolutions": ("model", "convolutions", 0),
+    "dense_blocks": ("model", "dense_blocks", 0),
     "expert_blocks": ("model", "expert_blocks", 0),
     "router": ("model", "expert_blocks", 0, "router"),
 }
@@ -96,6 +51,8 @@ NAMES: Final = {
     "layers": "layer",
     "attentions": "attention",
     "expert_blocks": "expert_block",
+    "dense_blocks": "dense_block",
+    "convolutions": "convolution",
 }
 """What a struct is called, where the key says it otherwise."""
 SOURCE: Final[Values] = {"name": "", "length": 0, "sha256": bytes(32)}
@@ -121,6 +78,9 @@ BASES: Final[dict[str, tuple[Callable[[], Draft], str]]] = {
     "sources": (with_source, "one_source"),
     "binaries": (with_binary, "one_binary"),
     "binary_graphs": (with_binary, "one_binary"),
+    "latent": (with_latent, "latent_attention"),
+    "convolutions": (with_convolution, "layer_with_a_convolution"),
+    "dense_blocks": (with_shared_block, "layer_with_experts_and_a_dense_block"),
 }
 """The package, and the name of its case, for structs that the smallest one lacks."""
 

@@ -5,11 +5,45 @@ from __future__ import annotations
 import json
 import struct
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from estream_conformance.builder import ENTRY, SUPERBLOCK, Sealed, Values
 from estream_conformance.programs import header_of
 from estream_spec.constants import KNOWN_SECTIONS, Algorithm, SectionFlag, SectionType
+
+MODEL: Final[Values] = {
+    "tied_head": False,
+    "begin_token": None,
+    "end_tokens": [],
+    "dense_blocks": [],
+    "convolutions": [],
+    "norm": "rms",
+    "head_bias": False,
+}
+LAYER: Final[Values] = dict.fromkeys(("attention", "experts", "dense", "convolution", "window"))
+ROTARY: Final[Values] = {"width": None, "frequencies": [], "scale": 1.0}
+ATTENTION: Final[Values] = {
+    "qk_norm": "none",
+    "clip_qkv": None,
+    "value_dim": None,
+    "scale": None,
+    "bias": False,
+    "out_bias": False,
+    "sinks": False,
+    "latent": None,
+}
+EXPERT_BLOCK: Final[Values] = {"activation": "silu", "limit": None, "bias": False}
+ROUTER: Final[Values] = {
+    "bias": False,
+    "selection_bias": False,
+    "groups": 1,
+    "top_groups": 1,
+    "group_score": "largest",
+    "scale": 1.0,
+    "epsilon": 0.0,
+    "tolerance": 0.0,
+}
+"""Defaults of the structs of the model description, the few of one key aside."""
 
 _NAMELESS = {"magic", "reserved", "reserved_too", "content"}
 
@@ -67,9 +101,7 @@ def _record(record: Values, layout: Values) -> Values:
 
 def _filled(manifest: Values) -> Values:
     """The manifest with every key that was left out at its default."""
-    model: Values = {"tied_head": False, "begin_token": None, "end_tokens": [], **manifest["model"]}
-    model["attentions"] = [{"qk_norm": "none", "clip_qkv": None, **each} for each in model["attentions"]]
-    model["expert_blocks"] = [{"activation": "silu", **each} for each in model["expert_blocks"]]
+    model = filled_model(manifest["model"])
     return {
         **manifest,
         "model": model,
@@ -79,6 +111,24 @@ def _filled(manifest: Values) -> Values:
         "binaries": [_binary(each) for each in manifest.get("binaries", [])],
         "extensions": [list(pair) for pair in manifest.get("extensions", {}).items()],
     }
+
+
+def filled_model(values: Values) -> Values:
+    """A model description with every key that was left out at its default."""
+    model = MODEL | values
+    model["layers"] = [LAYER | each for each in model["layers"]]
+    model["attentions"] = [_attention(each) for each in model["attentions"]]
+    blocks = [EXPERT_BLOCK | each for each in model["expert_blocks"]]
+    model["expert_blocks"] = [{**each, "router": ROUTER | each["router"]} for each in blocks]
+    model["dense_blocks"] = [{"share": False, **each} for each in model["dense_blocks"]]
+    return model
+
+
+def _attention(values: Values) -> Values:
+    attention = ATTENTION | values
+    latent = attention["latent"]
+    narrow = None if latent is None else {"query_rank": None, **latent}
+    return {**attention, "rotary": ROTARY | attention["rotary"], "latent": narrow}
 
 
 def _configuration(values: Values) -> Values:

@@ -7,17 +7,17 @@ package.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from estream_conformance.builder import Draft, Range, Section, Values, round_up
 from estream_conformance.programs import PRE_ROUTING, Paging
+from estream_conformance.roles import Shapes, class_counts, layer_roles, matrices_of, vectors_of
 from estream_spec.constants import SectionType
 
 TOKENIZER: Final = b'{"version":"1.0"}'
 CHAT_TEMPLATE: Final = "{{ messages }} \N{SNOWMAN}".encode()
 GROUPS: Final = {"w4g32": 32, "w4g64": 64}
-ROLES: Final = ("qkv", "attend", "out", "expert", "head")
-Shapes = dict[str, tuple[int, int]]
 
 
 def smallest_model() -> Values:
@@ -105,8 +105,9 @@ def binary(section: int, **changes: Any) -> Values:
 def paging(made: Draft, group_size: int = 1, prefetch_depth: int = 0) -> Paging:
     """What programs for a package depend on."""
     ranges = made.tables[SectionType.EXPERTS]
-    longest = max(round_up(len(one.payloads[0]), 1 << made.page_shift) for one in ranges)
-    return Paging([len(one.payloads) for one in ranges], longest, group_size, prefetch_depth)
+    longest = max(round_up(len(one.payloads[0]), 1 << made.page_shift) for one in ranges if one.payloads)
+    dense = [number for number, layer in enumerate(made.model()["layers"]) if "dense" in layer]
+    return Paging([len(one.payloads) for one in ranges], longest, group_size, prefetch_depth, dense)
 
 
 def draft(
@@ -124,21 +125,21 @@ def draft(
     dense = [embedding_layout(model, given)]
     dense += [layer_layout(model, number, given) for number in range(len(model["layers"]))]
     dense += [final_layout(model, given)]
-    blocks = [model["expert_blocks"][layer["experts"]] for layer in model["layers"]]
-    experts = [expert_layout(model, block, given) for block in blocks]
+    classes = [layer.get("experts") for layer in model["layers"]]
+    experts = {each: expert_layout(model, each, given) for each in classes if each is not None}
     layouts: list[Values] = []
-    for layout in [*dense, *experts]:
+    for layout in [*dense, *experts.values()]:
         if layout not in layouts:
             layouts.append(layout)
     tables = {
         SectionType.DENSE: [Range(layouts.index(each), [payload(each)]) for each in dense],
         SectionType.EXPERTS: [
-            Range(layouts.index(each), [payload(each, number) for number in range(block["experts"])])
-            for each, block in zip(experts, blocks, strict=True)
+            Range(0, []) if each is None else _experts(layouts, experts[each], model["expert_blocks"][each]["experts"])
+            for each in classes
         ],
     }
     graphs = graphs_of(model, given, activations)
-    longest = max(round_up(each["payload_length"], 1 << page_shift) for each in experts)
+    longest = max(round_up(each["payload_length"], 1 << page_shift) for each in experts.values())
     manifest = {
         "name": "n",
         "content_id": None,
@@ -161,23 +162,21 @@ def draft(
     return Draft(manifest, {int(key): value for key, value in tables.items()}, sections, page_shift)
 
 
+def _experts(layouts: list[Values], layout: Values, count: int) -> Range:
+    """The records of one layer's experts."""
+    return Range(layouts.index(layout), [payload(layout, number) for number in range(count)])
+
+
 def graphs_of(model: Values, encodings: dict[str, str], activations: str) -> list[Values]:
     """The manifest's graphs: for each role and shape class what its matrices' encoding asks for."""
-    pairs = []
-    for layer in model["layers"]:
-        if (pair := (layer["attention"], layer["experts"])) not in pairs:
-            pairs.append(pair)
-    attentions, blocks = len(model["attentions"]), len(model["expert_blocks"])
-    counts = {"qkv": attentions, "attend": attentions, "out": len(pairs), "expert": blocks, "head": 1}
-    tied = model.get("tied_head", False)
-    matrix = {"qkv": "q", "out": "o", "expert": "gate", "head": "embedding" if tied else "head"}
     graphs: list[Values] = []
-    for role in ROLES:
-        quantised = encodings.get(matrix.get(role, ""), "f32") != "f32"
-        kinds = [("f32", "f32")]
-        if quantised:
-            kinds = [("int8", activations)] + ([("uint8", activations)] if activations != "f32" else [])
-        for shape_class in range(counts[role]):
+    for role, count in class_counts(model).items():
+        for shape_class in range(count):
+            first = next(iter(matrices_of(role, model, shape_class)), "")
+            name = "embedding" if role == "head" and model.get("tied_head") else first
+            kinds = [("f32", "f32")]
+            if encodings.get(name, "f32") != "f32":
+                kinds = [("int8", activations)] + ([("uint8", activations)] if activations != "f32" else [])
             for weights, own in kinds:
                 graph = {"section": len(graphs), "target": "portable", "role": role, "shape_class": shape_class}
                 graphs.append({**graph, "weights": weights, "activations": own})
@@ -192,37 +191,35 @@ def embedding_layout(model: Values, encodings: dict[str, str]) -> Values:
 def layer_layout(model: Values, number: int, encodings: dict[str, str]) -> Values:
     """The dense record of a layer."""
     layer, hidden = model["layers"][number], model["hidden"]
-    attention, block = model["attentions"][layer["attention"]], model["expert_blocks"][layer["experts"]]
-    queries = attention["heads"] * attention["head_dim"]
-    keys = attention["key_value_heads"] * attention["head_dim"]
-    vectors = {"attention_norm": hidden, "expert_norm": hidden}
-    if attention.get("qk_norm") == "full":
-        vectors |= {"q_norm": queries, "k_norm": keys}
-    shapes = {
-        "router": (hidden, block["experts"]),
-        "q": (hidden, queries),
-        "k": (hidden, keys),
-        "v": (hidden, keys),
-        "o": (queries, hidden),
-    }
+    shapes: Shapes = {}
+    vectors: dict[str, Sequence[int]] = {}
+    if (experts := layer.get("experts")) is not None:
+        shapes["router"] = (hidden, model["expert_blocks"][experts]["experts"])
+    for role, shape_class in layer_roles(model, number).items():
+        shapes |= matrices_of(role, model, shape_class)
+        vectors |= {name: [length] for name, length in vectors_of(role, model, shape_class).items()}
+    if (convolution := layer.get("convolution")) is not None:
+        vectors["taps"] = [model["convolutions"][convolution]["taps"], hidden]
+    if experts is not None and model["expert_blocks"][experts]["router"].get("selection_bias"):
+        vectors["selection_bias"] = [model["expert_blocks"][experts]["experts"]]
     return plan(shapes, encodings, vectors)
 
 
 def final_layout(model: Values, encodings: dict[str, str]) -> Values:
     """The last dense record."""
-    shapes = {} if model.get("tied_head") else {"head": (model["hidden"], model["vocabulary"])}
-    return plan(shapes, encodings, {"final_norm": model["hidden"]})
+    shapes = {} if model.get("tied_head") else matrices_of("head", model, 0)
+    return plan(shapes, encodings, {name: [length] for name, length in vectors_of("head", model, 0).items()})
 
 
-def expert_layout(model: Values, block: Values, encodings: dict[str, str]) -> Values:
+def expert_layout(model: Values, shape_class: int, encodings: dict[str, str]) -> Values:
     """The record of an expert."""
-    hidden, inner = model["hidden"], block["intermediate"]
-    return plan({"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}, encodings)
+    vectors = {name: [length] for name, length in vectors_of("expert", model, shape_class).items()}
+    return plan(matrices_of("expert", model, shape_class), encodings, vectors)
 
 
-def plan(shapes: Shapes, encodings: dict[str, str], vectors: dict[str, int] | None = None) -> Values:
+def plan(shapes: Shapes, encodings: dict[str, str], vectors: Mapping[str, Sequence[int]] | None = None) -> Values:
     """A layout of kind 1."""
-    matrices, parts = [], [(name, "f32", [length]) for name, length in (vectors or {}).items()]
+    matrices, parts = [], [(name, "f32", list(shape)) for name, shape in (vectors or {}).items()]
     for name, (rows, columns) in shapes.items():
         encoding = encodings.get(name, "f32")
         matrices.append({"name": name, "encoding": encoding, "rows": rows, "columns": columns})

@@ -34,8 +34,20 @@ INSTRUCTION: Final = {
     "bank": "I",
     "reserved_too": "4s",
 }
-OPCODES: Final = ("EMBED", "ATTEND", "ROUTE", "FILL", "AWAIT", "EXPERTS", "RELEASE", "COMBINE", "HEAD", "HALT")
-"""By name, from 1 on."""
+OPCODES: Final = {
+    "EMBED": 1,
+    "ATTEND": 2,
+    "ROUTE": 3,
+    "FILL": 4,
+    "AWAIT": 5,
+    "EXPERTS": 6,
+    "RELEASE": 7,
+    "COMBINE": 8,
+    "HEAD": 9,
+    "HALT": 10,
+    "DENSE": 12,
+}
+"""By name; those that are reserved have none."""
 LOAD, PREFILL = 1, 2
 ON_DEMAND, POST_ROUTING, PRE_ROUTING, RESIDENT = 1, 2, 3, 4
 
@@ -70,7 +82,7 @@ def header_of(content: bytes) -> Values:
 
 def _fields(step: str) -> Values:
     opcode, *operands = step.split()
-    number = OPCODES.index(opcode) + 1 if opcode in OPCODES else int(opcode)
+    number = OPCODES[opcode] if opcode in OPCODES else int(opcode)
     return {"opcode": number, **dict(zip(("layer", "group", "bank"), map(int, operands), strict=False))}
 
 
@@ -83,12 +95,14 @@ class Paging:
         longest: bytes of the longest expert record.
         group_size: experts read together.
         prefetch_depth: groups read ahead.
+        dense: the layers that have a dense block.
     """
 
     experts: Sequence[int]
     longest: int
     group_size: int = 1
     prefetch_depth: int = 0
+    dense: Sequence[int] = ()
 
     @property
     def groups(self) -> list[tuple[int, int]]:
@@ -126,20 +140,18 @@ class Paging:
         """
         ahead = self.banks if policy == PRE_ROUTING else 0
         steps = [*(f"FILL {place}" for place in places[:ahead]), "EMBED"]
-        for layer in range(len(self.experts)):
-            steps += [f"ATTEND {layer}", f"ROUTE {layer}"]
+        for layer, experts in enumerate(self.experts):
             own = [number for number, group in enumerate(self.groups) if group[0] == layer]
-            if policy == POST_ROUTING:
-                steps += [f"FILL {places[number]}" for number in own[: self.banks]]
+            steps += [f"ATTEND {layer}", *([f"ROUTE {layer}"] if experts else [])]
+            at_once = {ON_DEMAND: 1, POST_ROUTING: self.banks}.get(policy, 0)
+            steps += [f"FILL {places[number]}" for number in own[:at_once]]
+            steps += [f"DENSE {layer}"] if layer in self.dense else []
             for number in own:
-                place, later = places[number], number + self.banks
-                if policy == ON_DEMAND:
-                    steps.append(f"FILL {place}")
+                place, later = places[number], number + (1 if policy == ON_DEMAND else self.banks)
                 if policy != RESIDENT:
                     steps.append(f"AWAIT {place}")
                 steps += [f"EXPERTS {place}", f"RELEASE {place}"]
-                follows = later in own if policy == POST_ROUTING else later < len(places)
-                if policy in (POST_ROUTING, PRE_ROUTING) and follows:
+                if policy != RESIDENT and (later < len(places) if policy == PRE_ROUTING else later in own):
                     steps.append(f"FILL {places[later]}")
             steps.append(f"COMBINE {layer}")
         return [*steps, "HEAD", "HALT"]

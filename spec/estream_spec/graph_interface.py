@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from estream_spec.errors import InvalidError
 from estream_spec.manifest import Activations, GraphRole, GraphWeights
-from estream_spec.model import Attention, Latent, ModelDescription
+from estream_spec.model import Attention, Latent, ModelDescription, OutputClass
 
 DType = Literal["f32", "i8", "u8"]
 """Element type of an input or output."""
@@ -90,19 +90,9 @@ class RoleShape:
         return tuple(each.name for each in self.matrices)
 
 
-class OutputClass(NamedTuple):
-    """One shape class of the role `out`, which sees both halves of a layer; see `Layer`."""
-
-    attention: int | None
-    convolution: int | None
-    experts: int | None
-
-
 def output_classes(model: ModelDescription) -> tuple[OutputClass, ...]:
     """Shape classes of the role `out`, in the order of the first layer of each."""
-    return tuple(
-        dict.fromkeys(OutputClass(layer.attention, layer.convolution, layer.experts) for layer in model.layers)
-    )
+    return tuple(model.output_classes)
 
 
 def class_count(role: GraphRole, model: ModelDescription) -> int:
@@ -113,7 +103,7 @@ def class_count(role: GraphRole, model: ModelDescription) -> int:
         case "convolve":
             return len(model.convolutions)
         case "out":
-            return len(output_classes(model))
+            return len(model.output_classes)
         case "expert":
             return len(model.expert_blocks)
         case "dense":
@@ -133,7 +123,7 @@ def layer_classes(model: ModelDescription, layer: int) -> dict[GraphRole, int]:
         "qkv": described.attention,
         "attend": described.attention,
         "convolve": described.convolution,
-        "out": output_classes(model).index(both),
+        "out": model.output_classes[both],
         "dense": described.dense,
         "expert": described.experts,
     }

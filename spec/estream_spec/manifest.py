@@ -14,7 +14,7 @@ from msgspec import Meta
 from estream_spec import limits
 from estream_spec.constants import CONTENT_ID_CONTEXT
 from estream_spec.messagepack import decode_canonical, encode
-from estream_spec.model import Described, Dimension, ModelDescription
+from estream_spec.model import Described, Dimension, ModelDescription, share_defaults
 from estream_spec.records import RecordTable
 from estream_spec.weights import Encoding
 
@@ -187,9 +187,8 @@ class DeviceConfiguration(Described, frozen=True, kw_only=True):
     prompt_tokens: Annotated[int, Meta(ge=0, le=limits.MAX_DIMENSION)] = 0
 
     def __post_init__(self) -> None:
-        """Have one object stand for the default policy: the encoder leaves a string out only if it is that object."""
-        if self.policy == POLICY:
-            msgspec.structs.force_setattr(self, "policy", POLICY)
+        """See `share_defaults`."""
+        share_defaults(self)
 
 
 class Source(Described, frozen=True, kw_only=True):
@@ -274,7 +273,7 @@ def content_id(
 
     Args:
         model: the model description.
-        layouts: record layouts; how they are numbered does not matter, which range has which does.
+        layouts: record layouts; how they are numbered does not matter, which range with records has which does.
         dense: the table of dense records.
         experts: the table of expert records.
         documents: tokenizer, then chat template, decoded; empty bytes where there is none.
@@ -283,7 +282,7 @@ def content_id(
     """
     parts = [encode(model)]
     for table in (dense, experts):
-        parts.append(encode([layouts[record_range.layout] for record_range in table.ranges]))
+        parts.append(encode([layouts[each.layout] for each in table.ranges if each.count]))
         parts.append(b"".join(table.digests))
     digest = sha256(CONTENT_ID_CONTEXT)
     for part in [*parts, *documents]:

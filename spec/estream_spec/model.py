@@ -6,9 +6,11 @@ A value it does not understand is refused when the manifest is decoded, since ev
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from functools import cached_property
+from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from estream_spec import limits
 
@@ -30,6 +32,17 @@ class Described(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Base of every struct of the manifest: immutable, unknown keys refused, keys at their default left out."""
 
 
+def share_defaults(value: Described) -> None:
+    """Have one object stand for each default of a struct: the encoder leaves a value out only if it is that object.
+
+    Small integers, booleans and words are such objects by themselves; floats are not, nor strings with a hyphen.
+    """
+    defaults = value.__struct_defaults__
+    for name, default in zip(value.__struct_fields__[-len(defaults) :], defaults, strict=True):
+        if getattr(value, name) == default:
+            force_setattr(value, name, default)
+
+
 class Rotary(Described, frozen=True, kw_only=True):
     """Rotary position encoding of queries and keys, halves rotated against each other (`x[i]` with `x[i + d/2]`).
 
@@ -44,6 +57,10 @@ class Rotary(Described, frozen=True, kw_only=True):
     width: Dimension | None = None
     frequencies: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(max_length=limits.MAX_FREQUENCIES)] = ()
     scale: Annotated[float, Meta(gt=0)] = 1.0
+
+    def __post_init__(self) -> None:
+        """See `share_defaults`."""
+        share_defaults(self)
 
 
 class Latent(Described, frozen=True, kw_only=True):
@@ -152,6 +169,10 @@ class Router(Described, frozen=True, kw_only=True):
     epsilon: Annotated[float, Meta(ge=0)] = 0.0
     tolerance: Annotated[float, Meta(ge=0)] = 0.0
 
+    def __post_init__(self) -> None:
+        """See `share_defaults`."""
+        share_defaults(self)
+
 
 class ExpertBlock(Described, frozen=True, kw_only=True):
     """One shape class of routed experts: `down(activation(gate(x), up(x)))`.
@@ -204,7 +225,15 @@ class Layer(Described, frozen=True, kw_only=True):
     window: Dimension | None = None
 
 
-class ModelDescription(Described, frozen=True, kw_only=True):
+class OutputClass(NamedTuple):
+    """One shape class of the role `out`, which sees both halves of a layer; see `Layer`."""
+
+    attention: int | None
+    convolution: int | None
+    experts: int | None
+
+
+class ModelDescription(Described, frozen=True, kw_only=True, dict=True):
     """Everything a runtime must know of the model besides its weights.
 
     Attributes:
@@ -252,6 +281,12 @@ class ModelDescription(Described, frozen=True, kw_only=True):
         index = self.layers[layer].attention
         assert index is not None
         return self.attentions[index]
+
+    @cached_property
+    def output_classes(self) -> dict[OutputClass, int]:
+        """Shape classes of the role `out` and their numbers, in the order of the first layer of each."""
+        used = (OutputClass(layer.attention, layer.convolution, layer.experts) for layer in self.layers)
+        return {each: number for number, each in enumerate(dict.fromkeys(used))}
 
     @property
     def expert_layers(self) -> tuple[int, ...]:

@@ -75,7 +75,13 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-MOD-004": InvalidError,
     "EMOE-MOD-005": InvalidError,
     "EMOE-MOD-006": InvalidError,
+    "EMOE-MOD-010": InvalidError,
+    "EMOE-MOD-011": InvalidError,
     "EMOE-MOD-007": InvalidError,
+    "EMOE-MOD-012": InvalidError,
+    "EMOE-MOD-013": InvalidError,
+    "EMOE-MOD-014": InvalidError,
+    "EMOE-MOD-015": InvalidError,
     "EMOE-MOD-008": InvalidError,
     "EMOE-MOD-009": InvalidError,
     # Graphs
@@ -179,3 +185,9 @@ def refusal(
         hint: what helps.
     """
     return RULES[rule](message, rule=rule, path=path, offset=offset, hint=hint)
+
+
+def require(condition: bool, rule: str, message: str, path: str) -> None:
+    """Refuse by a rule unless the condition holds. Raises the error of `refusal`."""
+    if not condition:
+        raise refusal(rule, message, path=path)

@@ -6,8 +6,6 @@ Each function raises the first fault it finds.
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import zip_longest
@@ -20,9 +18,9 @@ from estream_spec.errors import located
 from estream_spec.graph_interface import ROLES, VARIANTS, class_count, layer_classes, role_shape
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout, round_up
 from estream_spec.manifest import Activations, DeviceConfiguration, GraphRole, GraphWeights, Manifest, RecordLayout
-from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription
+from estream_spec.model_rules import check_model
 from estream_spec.records import DirectoryEntry, RecordTable
-from estream_spec.rulebook import refusal
+from estream_spec.rulebook import refusal, require
 from estream_spec.weights import Encoding
 
 
@@ -32,145 +30,16 @@ def check_manifest(manifest: Manifest, container: Container) -> None:
     Raises:
         InvalidError: see FORMAT.md sections 6, 8 and 10.
     """
-    _check_model(manifest.model)
+    check_model(manifest.model)
     _check_graphs(manifest, container)
     check_binaries(manifest, (entry.id for entry in container.entries if entry.type == SectionType.BINARY))
     for index, layout in enumerate(manifest.layouts):
-        _require(
+        require(
             layout.payload_length == (end := max(tensor.offset + tensor.length for tensor in layout.tensors)),
             "EMOE-LAY-001",
             f"payload of {layout.payload_length} bytes, the last tensor ends at {end}",
             f"manifest.layouts[{index}].payload_length",
         )
-
-
-def as_f32(value: float) -> float:
-    """A number as models compute with it: rounded to f32, infinite where that is too large for it."""
-    try:
-        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return rounded
-
-
-def _require(condition: bool, rule: str, message: str, path: str) -> None:
-    if not condition:
-        raise refusal(rule, message, path=path)
-
-
-def _check_model(model: ModelDescription) -> None:
-    path = "manifest.model"
-    finite = math.isfinite(as_f32(model.norm_epsilon))
-    message = f"norm_epsilon {model.norm_epsilon}, expected a number that is finite as f32"
-    _require(finite, "EMOE-MOD-001", message, f"{path}.norm_epsilon")
-    for index, attention in enumerate(model.attentions):
-        _check_attention(attention, f"{path}.attentions[{index}]")
-    for index, block in enumerate(model.expert_blocks):
-        _check_experts(block, f"{path}.expert_blocks[{index}]")
-    for index, layer in enumerate(model.layers):
-        _check_layer(layer, f"{path}.layers[{index}]")
-    for name, classes in (
-        ("attention", model.attentions),
-        ("experts", model.expert_blocks),
-        ("dense", model.dense_blocks),
-        ("convolution", model.convolutions),
-    ):
-        used = (getattr(layer, name) for layer in model.layers)
-        where = f"{path}.{_CLASSES[name]}"
-        _check_classes((each for each in used if each is not None), len(classes), where)
-    tokens = [*model.end_tokens, *([] if model.begin_token is None else [model.begin_token])]
-    for token in tokens:
-        message = f"token {token} in a vocabulary of {model.vocabulary}, expected a lower one"
-        _require(token < model.vocabulary, "EMOE-MOD-009", message, path)
-
-
-_CLASSES = {
-    "attention": "attentions",
-    "experts": "expert_blocks",
-    "dense": "dense_blocks",
-    "convolution": "convolutions",
-}
-
-
-def _check_attention(attention: Attention, where: str) -> None:
-    rotary, heads, shared = attention.rotary, attention.heads, attention.key_value_heads
-    for name, number, rule in (
-        ("rotary.theta", rotary.theta, "EMOE-MOD-002"),
-        *(("rotary.frequencies", number, "EMOE-MOD-002") for number in rotary.frequencies),
-        ("rotary.scale", rotary.scale, "EMOE-MOD-002"),
-        ("clip_qkv", attention.clip_qkv, "EMOE-MOD-003"),
-        ("scale", attention.scale, "EMOE-MOD-003"),
-    ):
-        _check_positive(number, rule, f"{where}.{name}")
-    message = f"{heads} heads and {shared} key_value_heads, expected a divisor"
-    _require(heads % shared == 0, "EMOE-MOD-004", message, f"{where}.key_value_heads")
-    rotated = attention.rotated
-    message = f"{rotated} numbers of {attention.head_dim} in a head are rotated, expected an even number of them"
-    _require(rotated % 2 == 0 and rotated <= attention.head_dim, "EMOE-MOD-005", message, f"{where}.head_dim")
-    count = len(rotary.frequencies)
-    message = f"{count} frequencies for {rotated} rotated numbers, expected none or {rotated // 2}"
-    _require(count in (0, rotated // 2), "EMOE-MOD-010", message, f"{where}.rotary.frequencies")
-    width = heads * max(attention.head_dim, attention.value_width)
-    message = f"heads are {width} wide, the limit is {limits.MAX_DIMENSION}"
-    _require(width <= limits.MAX_DIMENSION, "EMOE-MOD-006", message, where)
-    if attention.latent is not None:
-        plain = attention.qk_norm == "none" and attention.clip_qkv is None and not attention.bias
-        message = "latent attention with qk_norm, clip_qkv or bias, expected none of them"
-        _require(plain, "EMOE-MOD-011", message, f"{where}.latent")
-        epsilon = attention.latent.norm_epsilon
-        message = f"norm_epsilon {epsilon}, expected a number that is finite as f32"
-        _require(math.isfinite(as_f32(epsilon)), "EMOE-MOD-001", message, f"{where}.latent.norm_epsilon")
-        message = f"latent attention of {heads} heads and {shared} key_value_heads, expected as many"
-        _require(heads == shared, "EMOE-MOD-011", message, f"{where}.key_value_heads")
-        message = f"latent attention rotates {rotated} of {attention.head_dim} numbers in a head, expected fewer"
-        _require(rotated < attention.head_dim, "EMOE-MOD-011", message, f"{where}.rotary.width")
-
-
-def _check_experts(block: ExpertBlock, where: str) -> None:
-    router, path = block.router, f"{where}.router"
-    message = f"top_k {router.top_k} of {block.experts} experts"
-    _require(router.top_k <= block.experts, "EMOE-MOD-007", message, f"{path}.top_k")
-    groups = router.groups
-    message = f"{groups} groups of {block.experts} experts, {router.top_groups} of them not left out"
-    even = block.experts % groups == 0 and router.top_groups <= groups
-    size = block.experts // groups
-    enough = router.top_groups * size >= router.top_k and (router.group_score == "largest" or groups == 1 or size >= 2)
-    _require(even and enough, "EMOE-MOD-012", f"{message}: they do not serve top_k {router.top_k}", f"{path}.groups")
-    mixer = router.family == "sparsemixer"
-    message = f"family {router.family!r} with tolerance {router.tolerance}"
-    _require(mixer or router.tolerance == 0, "EMOE-MOD-013", f"{message}, expected 0", f"{path}.tolerance")
-    message = "family 'sparsemixer' with groups, or a selection bias, expected neither"
-    _require(not mixer or (groups == 1 and not router.selection_bias), "EMOE-MOD-013", message, path)
-    _check_positive(router.scale, "EMOE-MOD-013", f"{path}.scale")
-    for name, number in (("epsilon", router.epsilon), ("tolerance", router.tolerance)):
-        message = f"{name} {number}, expected a number that is finite as f32"
-        _require(math.isfinite(as_f32(number)), "EMOE-MOD-013", message, f"{path}.{name}")
-    clamped = block.activation == "clamped-swiglu"
-    message = f"activation {block.activation!r} with limit {block.limit}, expected {'one' if clamped else 'none'}"
-    _require((block.limit is not None) == clamped, "EMOE-MOD-014", message, f"{where}.limit")
-    _check_positive(block.limit, "EMOE-MOD-014", f"{where}.limit")
-
-
-def _check_layer(layer: Layer, where: str) -> None:
-    message = "a layer has attention or a convolution, expected one of them"
-    _require((layer.attention is None) != (layer.convolution is None), "EMOE-MOD-015", message, where)
-    message = "a layer has neither experts nor a dense block, expected one or both"
-    _require(layer.experts is not None or layer.dense is not None, "EMOE-MOD-015", message, where)
-    message = "a convolution has no window, expected none"
-    _require(layer.attention is not None or layer.window is None, "EMOE-MOD-015", message, f"{where}.window")
-
-
-def _check_positive(number: float | None, rule: str, where: str) -> None:
-    if number is not None:
-        name = where.rpartition("].")[2]
-        message = f"{name} {number}, expected a number that is finite and above 0 as f32"
-        _require(0 < as_f32(number) < math.inf, rule, message, where)
-
-
-def _check_classes(used: Iterable[int], count: int, path: str) -> None:
-    odd = sorted(set(used) ^ set(range(count)))
-    message = f"shape class {odd[:1]} is used or defined, expected both; there are {count}"
-    _require(not odd, "EMOE-MOD-008", message, path)
 
 
 def _check_graphs(manifest: Manifest, container: Container) -> None:
@@ -182,20 +51,20 @@ def _check_graphs(manifest: Manifest, container: Container) -> None:
         where = f"{path}[{index}]"
         key = graph.role, graph.shape_class
         message = f"shape class {graph.shape_class} of role {graph.role!r}, expected one that the model has"
-        _require(key in found, "EMOE-GRA-001", message, where)
+        require(key in found, "EMOE-GRA-001", message, where)
         message = f"role {graph.role!r} and shape class {graph.shape_class} have the same graph twice, expected once"
-        _require((graph.activations, graph.weights) not in found[key], "EMOE-GRA-002", message, where)
+        require((graph.activations, graph.weights) not in found[key], "EMOE-GRA-002", message, where)
         found[key].append((graph.activations, graph.weights))
     for (role, shape_class), kinds in found.items():
         allowed = VARIANTS[:1] if role == "attend" else VARIANTS
         wanted = " or ".join(_spelled(each) for each in allowed)
         message = f"role {role!r} and shape class {shape_class} have {_spelled(kinds)}, expected {wanted}"
-        _require(frozenset(kinds) in allowed, "EMOE-GRA-003", message, path)
+        require(frozenset(kinds) in allowed, "EMOE-GRA-003", message, path)
     named = sorted(graph.section for graph in manifest.graphs)
     there = sorted(entry.id for entry in container.entries if entry.type == SectionType.GRAPH)
     odd = min(set(named) ^ set(there), default=None)
     message = f"graphs and GRAPH sections do not pair off, first at section id {odd}, expected each exactly once"
-    _require(named == there, "EMOE-GRA-004", message, path)
+    require(named == there, "EMOE-GRA-004", message, path)
 
 
 def _spelled(kinds: Iterable[tuple[Activations, GraphWeights]]) -> str:
@@ -217,7 +86,7 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
     used = {each.layout for table in (dense, experts) for each in table.ranges if each.count}
     odd = min(used ^ set(range(len(layouts))), default=None)
     message = f"layout {odd} is used or defined, expected both; there are {len(layouts)}"
-    _require(odd is None, "EMOE-LAY-002", message, "manifest.layouts")
+    require(odd is None, "EMOE-LAY-002", message, "manifest.layouts")
     dense_counts = [1] * (len(model.layers) + 2)
     for table, section_type, counts in (
         (dense, SectionType.DENSE, dense_counts),
@@ -227,10 +96,10 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
         path = own.name.lower()
         with located(container.section(own).offset):
             message = f"{len(table.ranges)} ranges, the model needs {len(counts)}"
-            _require(len(table.ranges) == len(counts), "EMOE-TAB-007", message, path)
+            require(len(table.ranges) == len(counts), "EMOE-TAB-007", message, path)
             for index, (record_range, count) in enumerate(zip(table.ranges, counts, strict=True)):
                 message = f"{record_range.count} records, the model needs {count}"
-                _require(record_range.count == count, "EMOE-TAB-007", message, f"{path}.ranges[{index}].count")
+                require(record_range.count == count, "EMOE-TAB-007", message, f"{path}.ranges[{index}].count")
             _check_ranges(table, container.section(section_type), manifest, container.page_size, path)
 
     for index, layout in enumerate(layouts):
@@ -238,7 +107,7 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
             summed = matrix.encoding != "f32" and matrix.name != "embedding"
             message = f"{matrix.rows} rows of {matrix.encoding}, the limit is {limits.MAX_INTEGER_ROWS}"
             where = f"manifest.layouts[{index}].{matrix.name}"
-            _require(not summed or matrix.rows <= limits.MAX_INTEGER_ROWS, "EMOE-LAY-003", message, where)
+            require(not summed or matrix.rows <= limits.MAX_INTEGER_ROWS, "EMOE-LAY-003", message, where)
     weights = {(graph.role, graph.shape_class): graph.weights for graph in manifest.graphs}
     encodings = [{matrix.name: matrix.encoding for matrix in layout.matrices} for layout in layouts]
     for number, record_range in enumerate(dense.ranges):
@@ -247,7 +116,7 @@ def check_tables(manifest: Manifest, container: Container, dense: RecordTable, e
             encoding = given.get("embedding", "f32")
             message = f"embedding is stored as {encoding!r}, expected 'f32' or 'w8'"
             where = f"manifest.layouts[{record_range.layout}]"
-            _require(encoding in {"f32", "w8"}, "EMOE-LAY-004", message, where)
+            require(encoding in {"f32", "w8"}, "EMOE-LAY-004", message, where)
             expected = embedding_layout(model, given)
         elif number <= len(model.layers):
             expected = layer_layout(model, number - 1, given)
@@ -281,7 +150,7 @@ def _check_weights(
         encoding = encodings.get(name, "f32")
         wanted = "expected f32" if taken == "f32" else "expected a quantised one"
         message = f"{where} stores {name!r} as {encoding}, its {graph[0]} graph takes {taken}: {wanted}"
-        _require((taken == "f32") == (encoding == "f32"), "EMOE-GRA-005", message, "manifest.graphs")
+        require((taken == "f32") == (encoding == "f32"), "EMOE-GRA-005", message, "manifest.graphs")
 
 
 def _check_layout(layout: RecordLayout, expected: RecordLayout, index: int) -> None:
@@ -298,18 +167,18 @@ def _check_ranges(table: RecordTable, section: DirectoryEntry, manifest: Manifes
     for index, record_range in enumerate(table.ranges):
         where = f"{path}.ranges[{index}]"
         message = f"record of {record_range.record_length} bytes, the limit is {limits.MAX_RECORD_LENGTH}"
-        _require(record_range.record_length <= limits.MAX_RECORD_LENGTH, "EMOE-TAB-008", message, where)
+        require(record_range.record_length <= limits.MAX_RECORD_LENGTH, "EMOE-TAB-008", message, where)
         message = f"range begins at {record_range.base}, expected {end}"
-        _require(record_range.base == end, "EMOE-TAB-009", message, f"{where}.base")
+        require(record_range.base == end, "EMOE-TAB-009", message, f"{where}.base")
         payload = manifest.layouts[record_range.layout].payload_length if record_range.count else 0
         expected = round_up(payload, page_size)
         message = f"record of {record_range.record_length} bytes for a payload of {payload}, expected {expected}"
-        _require(record_range.record_length == expected, "EMOE-TAB-010", message, f"{where}.record_length")
+        require(record_range.record_length == expected, "EMOE-TAB-010", message, f"{where}.record_length")
         message = f"layout {record_range.layout} of a range without records, expected 0"
-        _require(record_range.count > 0 or record_range.layout == 0, "EMOE-TAB-010", message, f"{where}.layout")
+        require(record_range.count > 0 or record_range.layout == 0, "EMOE-TAB-010", message, f"{where}.layout")
         end = record_range.end
     message = f"ranges end at {end}, the section has {section.length} bytes"
-    _require(end == section.length, "EMOE-TAB-011", message, path)
+    require(end == section.length, "EMOE-TAB-011", message, path)
     if (found := sha256(b"".join(table.digests)).digest()) != section.sha256:
         message = f"digest over the records' digests is {found.hex()}, the directory says {section.sha256.hex()}"
         raise refusal("EMOE-TAB-012", message, path=path)
@@ -332,15 +201,15 @@ def check_device_configuration(
     """
     needed = banks_length(choice, experts)
     message = f"arena of {choice.arena_bytes} bytes, its banks take {needed}"
-    _require(choice.arena_bytes >= needed, "EMOE-CFG-001", message, f"{path}.arena_bytes")
+    require(choice.arena_bytes >= needed, "EMOE-CFG-001", message, f"{path}.arena_bytes")
     banks = choice.prefetch_depth + 1
     groups = sum(-(-record_range.count // choice.group_size) for record_range in experts.ranges)
     message = f"{banks} banks cannot keep {groups} groups resident, expected at least one for each"
-    _require(choice.policy != "resident" or banks >= groups, "EMOE-CFG-002", message, f"{path}.prefetch_depth")
+    require(choice.policy != "resident" or banks >= groups, "EMOE-CFG-002", message, f"{path}.prefetch_depth")
     own = choice.name, choice.prompt_tokens
     message = f"second device configuration of {choice.name!r} with prompt_tokens {choice.prompt_tokens}, expected one"
     alone = all((other.name, other.prompt_tokens) != own for other in earlier)
-    _require(alone, "EMOE-CFG-003", message, f"{path}.prompt_tokens")
+    require(alone, "EMOE-CFG-003", message, f"{path}.prompt_tokens")
 
 
 def banks_length(choice: DeviceConfiguration, experts: RecordTable) -> int:

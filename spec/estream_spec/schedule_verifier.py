@@ -204,11 +204,11 @@ class _Machine:
         if any(getattr(instruction, each) for each in ("layer", "group", "bank") if each not in operands):
             self._refuse("EMOE-SCH-014", f"operands are {layer}, {group}, {bank}, expected 0 where they are not used")
         if layer >= len(self._counts):
-            self._refuse("EMOE-SCH-015", f"model has {len(self._counts)} layers")
+            self._refuse("EMOE-SCH-015", f"model has {len(self._counts)} layers, expected one that it has")
         if "group" in operands and group >= self._counts[layer]:
-            self._refuse("EMOE-SCH-016", f"layer has {self._counts[layer]} groups")
+            self._refuse("EMOE-SCH-016", f"layer has {self._counts[layer]} groups, expected one that it has")
         if bank >= len(self._states):
-            self._refuse("EMOE-SCH-017", f"program has {len(self._states)} banks")
+            self._refuse("EMOE-SCH-017", f"program has {len(self._states)} banks, expected one that it has")
 
     def _take_turn(self, instruction: Instruction) -> None:
         """One of the steps that have one order in every program."""
@@ -258,7 +258,8 @@ class _Machine:
         _, layer, group, _ = instruction
         self._move(instruction, BankState.READY, BankState.IN_USE, "EMOE-SCH-025")
         if self._computing != layer:
-            self._refuse("EMOE-SCH-028", "expected between ROUTE and COMBINE of its layer")
+            before = self._shape.steps(layer)[-2].name
+            self._refuse("EMOE-SCH-028", f"out of place, expected between {before} and COMBINE of its layer")
         if group <= self._last_group:
             self._refuse("EMOE-SCH-029", f"behind group {self._last_group}, expected a higher one")
         self._computed, self._last_group = self._computed + 1, group

@@ -12,6 +12,8 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
+from estream_conformance.kinds import QUANTISED, everything
+from estream_conformance.packages import draft as suite_draft
 from estream_conformance.suite import load_vectors
 from estream_loader.package import open_package
 from estream_spec.constants import SIGNATURE_MAGIC, SUPERBLOCK_OFFSETS, Algorithm, SectionFlag, SectionType
@@ -64,8 +66,8 @@ class Sample:
 def samples() -> tuple[Sample, ...]:
     """One package of each kind of model and of section."""
     found = []
-    for make in (_usual, _tied_in_f32, _two_classes, _odd_sections, _full_manifest):
-        data = make().seal()
+    made = [make().seal() for make in (_usual, _tied_in_f32, _two_classes, _odd_sections, _full_manifest)]
+    for data in (*made, suite_draft(everything(), QUANTISED, activations="dynamic-int8").seal().data):
         with open_package(data, integrity="full") as package:
             found.append(Sample(data, package.manifest, package.container))
     return tuple(found)

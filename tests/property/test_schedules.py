@@ -34,22 +34,29 @@ class Simulator:
     Args:
         program: what to carry out.
         groups: groups of each layer.
+        dense: the layers with a dense block.
         landing: when reads land.
         tokens: the groups to which tokens are routed; the others are skipped where they may be.
         memory: what the arena holds before, by bank.
     """
 
     def __init__(
-        self, program: Program, groups: list[int], landing: Landing, tokens: set[Group], memory: list[Group | None]
+        self,
+        program: Program,
+        groups: list[int],
+        dense: frozenset[int],
+        landing: Landing,
+        tokens: set[Group],
+        memory: list[Group | None],
     ):
-        self.program, self.groups, self.landing, self.tokens = program, groups, landing, tokens
+        self.program, self.groups, self.dense, self.landing, self.tokens = program, groups, dense, landing, tokens
         self.memory = memory
         self.flying: list[tuple[int, Group]] = []
         self.borrowed: dict[int, Group] = {}
         self.skipped: set[Group] = set()
         self.routed: int | None = None
         self.value: list[Any] = []
-        self.sum: list[int] = []
+        self.sum: list[int | str] = []
         self.halted = False
 
     def run(self) -> None:
@@ -72,8 +79,11 @@ class Simulator:
         """What the model computes."""
         yield "embedding"
         for layer, count in enumerate(self.groups):
-            yield from (("attend", layer), ("route", layer))
-            yield "experts", layer, [group for group in range(count) if (layer, group) in self.tokens]
+            yield "attend", layer
+            if count:
+                yield "route", layer
+            first: list[int | str] = ["dense"] if layer in self.dense else []
+            yield "sum", layer, first + [group for group in range(count) if (layer, group) in self.tokens]
         yield "logits"
 
     def step(self, opcode: Opcode, group: Group, bank: int) -> None:
@@ -86,9 +96,13 @@ class Simulator:
             case Opcode.ROUTE:
                 self.value.append(("route", group[0]))
                 self.routed, self.sum = group[0], []
+            case Opcode.DENSE:
+                if group[0] not in self.dense:
+                    raise WrongError("no dense block")
+                self.sum = ["dense"]  # whatever was there
             case Opcode.COMBINE:
-                self.value.append(("experts", group[0], self.sum))
-                self.routed = None
+                self.value.append(("sum", group[0], self.sum))
+                self.routed, self.sum = None, []
             case Opcode.HEAD:
                 self.value.append("logits")
             case Opcode.HALT:
@@ -144,7 +158,8 @@ def simulate(program: Program, shape: ExpertShape, tokens: set[Group]) -> None:
     empty: list[Group | None] = [None] * program.bank_count
     landings: tuple[Landing, ...] = ("at once", "at the last moment")
     for landing in landings:
-        simulator = Simulator(program, counts, landing, tokens, list(everything if resident else empty))
+        memory = list(everything if resident else empty)
+        simulator = Simulator(program, counts, shape.dense_layers, landing, tokens, memory)
         try:
             simulator.run()
         except (IndexError, ValueError) as error:
@@ -155,9 +170,14 @@ def simulate(program: Program, shape: ExpertShape, tokens: set[Group]) -> None:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> ExpertShape:
-    counts = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    counts = draw(st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any))
     lengths = draw(st.lists(st.sampled_from([4096, 8192]), min_size=len(counts), max_size=len(counts)))
-    return ExpertShape(counts=tuple(counts), record_lengths=tuple(lengths))
+    beside = draw(st.sets(st.integers(0, len(counts) - 1)))
+    return ExpertShape(
+        counts=tuple(counts),
+        record_lengths=tuple(length if count else 0 for count, length in zip(counts, lengths, strict=True)),
+        dense_layers=frozenset(beside | {layer for layer, count in enumerate(counts) if not count}),
+    )
 
 
 @st.composite
@@ -216,7 +236,7 @@ def edits(draw: st.DrawFn, program: Program) -> Program:
                 field = draw(st.sampled_from(["layer", "group", "bank"]))
                 instructions[at] = instructions[at]._replace(**{field: draw(st.integers(0, 4))})
             case "opcode":
-                instructions[at] = instructions[at]._replace(opcode=draw(st.integers(1, 10)))
+                instructions[at] = instructions[at]._replace(opcode=draw(st.integers(1, 12)))
             case _:
                 pass
     return replace(program, instructions=tuple(instructions))
@@ -235,8 +255,8 @@ def test_edited_programs_are_refused_or_right(data: st.DataObject) -> None:
     simulate(changed, shape, data.draw(routings(shape, changed.group_size)))
 
 
-SHAPE = ExpertShape(counts=(3, 1), record_lengths=(4096, 4096))
-EVERY: set[Group] = {(0, 0), (0, 1), (1, 0)}
+SHAPE = ExpertShape(counts=(3, 0, 1), record_lengths=(4096, 0, 4096), dense_layers=frozenset({1, 2}))
+EVERY: set[Group] = {(0, 0), (0, 1), (2, 0)}
 """Its groups of two."""
 SMALL = [
     compile_program(SHAPE, arena_bytes=3 * 8192, group_size=2, prefetch_depth=depth, policy=policy, phase=phase)
@@ -262,7 +282,7 @@ def single_edits(instructions: tuple[Instruction, ...]) -> Iterator[tuple[Instru
             swapped = list(instructions)
             swapped[at], swapped[to] = swapped[to], each
             yield tuple(swapped)
-        for field, most in (("layer", 3), ("group", 4), ("bank", 4), ("opcode", 11)):
+        for field, most in (("layer", 4), ("group", 4), ("bank", 4), ("opcode", 13)):
             for value in range(most):
                 yield (*instructions[:at], each._replace(**{field: value}), *instructions[at + 1 :])
 

@@ -23,7 +23,7 @@ def content_id(manifest: dict[str, Any], dense: Table, experts: Table, tokenizer
     parts = [b"EMOE content_id\0", _sha256(tables_of_structs.MODEL.write(manifest["model"]))]
     encoded = [tables_of_structs.LAYOUT.write(layout) for layout in manifest["layouts"]]
     for table in (dense, experts):
-        parts.append(_sha256(encode_array([encoded[records.layout] for records in table.ranges])))
+        parts.append(_sha256(encode_array([encoded[each.layout] for each in table.ranges if each.record_count])))
         parts.append(_sha256(table.payload_digests()))
     return _sha256(b"".join([*parts, tokenizer, template]))
 

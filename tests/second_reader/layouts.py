@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from second_reader import limits
-from second_reader.model_rules import ALL_F32, ELEMENT_BYTES, GraphSets, pairs_in_use
+from second_reader.model_rules import ALL_F32, ELEMENT_BYTES, GraphSets, out_class, out_classes
+from second_reader.roles import Matrix, weights_of
 from second_reader.rules import require
 from second_reader.source import round_up
 
@@ -15,8 +16,8 @@ GROUPS: Final = {"w4g32": 32, "w4g64": 64}
 
 Part = tuple[str, str, list[int]]
 """Name, dtype and shape of a stored tensor."""
-Matrix = tuple[str, int, int]
-"""Name, rows and columns."""
+Vector = tuple[str, list[int]]
+"""Name and shape."""
 
 
 def parts(matrix: Matrix, encoding: str) -> list[Part]:
@@ -44,7 +45,7 @@ class Layouts:
         self.model: Final[dict[str, Any]] = manifest["model"]
         self.layouts: Final[list[dict[str, Any]]] = manifest["layouts"]
         self.graphs: Final = graphs
-        self.pairs: Final = pairs_in_use(self.model)
+        self.out_classes: Final = out_classes(self.model)
 
     def check(self, dense: Sequence[int], experts: Sequence[int]) -> None:
         """EMOE-LAY-003, then range by range EMOE-LAY-004, EMOE-GRA-005 and EMOE-LAY-005.
@@ -62,7 +63,8 @@ class Layouts:
             self._check_layer(layer, index)
         self._check_final(dense[-1], dense[0])
         for layer, index in zip(self.model["layers"], experts, strict=True):
-            self._check_expert(layer["experts"], index)
+            if layer["experts"] is not None:
+                self._check_expert(layer["experts"], index)
 
     def _encoding(self, index: int, name: str) -> str:
         encodings: dict[str, str] = {matrix["name"]: matrix["encoding"] for matrix in self.layouts[index]["matrices"]}
@@ -73,47 +75,53 @@ class Layouts:
         self._check_layout(index, [], [("embedding", self.model["vocabulary"], self.model["hidden"])])
 
     def _check_layer(self, layer: dict[str, Any], index: int) -> None:
-        hidden = self.model["hidden"]
-        attention = self.model["attentions"][layer["attention"]]
-        queries = attention["heads"] * attention["head_dim"]
-        keys = attention["key_value_heads"] * attention["head_dim"]
-        self._check_graph("qkv", layer["attention"], [self._encoding(index, name) for name in "qkv"])
-        pair = self.pairs.index((layer["attention"], layer["experts"]))
-        self._check_graph("out", pair, [self._encoding(index, "o")])
-        vectors = [("attention_norm", hidden), ("expert_norm", hidden)]
-        if attention["qk_norm"] == "full":
-            vectors += [("q_norm", queries), ("k_norm", keys)]
-        matrices = [
-            ("router", hidden, self.model["expert_blocks"][layer["experts"]]["experts"]),
-            ("q", hidden, queries),
-            ("k", hidden, keys),
-            ("v", hidden, keys),
-            ("o", queries, hidden),
-        ]
-        require(self._encoding(index, "router") == "f32", "LAY-005")
+        roles = {
+            "qkv": layer["attention"],
+            "attend": layer["attention"],
+            "convolve": layer["convolution"],
+            "out": self.out_classes.index(out_class(layer)),
+            "dense": layer["dense"],
+        }
+        vectors: list[Vector] = []
+        matrices: list[Matrix] = []
+        for role, shape_class in roles.items():
+            if shape_class is not None:
+                own = weights_of(role, self.model, shape_class)
+                if own.matrices:
+                    self._check_graph(role, shape_class, [self._encoding(index, name) for name, _, _ in own.matrices])
+                vectors += [(name, [length]) for name, length in own.vectors]
+                matrices += own.matrices
+        if layer["convolution"] is not None:
+            taps = self.model["convolutions"][layer["convolution"]]["taps"]
+            vectors.append(("taps", [taps, self.model["hidden"]]))
+        if layer["experts"] is not None:
+            block = self.model["expert_blocks"][layer["experts"]]
+            if block["router"]["selection_bias"]:
+                vectors.append(("selection_bias", [block["experts"]]))
+            matrices.insert(0, ("router", self.model["hidden"], block["experts"]))
+            require(self._encoding(index, "router") == "f32", "LAY-005")
         self._check_layout(index, vectors, matrices)
 
     def _check_final(self, index: int, embedding: int) -> None:
-        hidden, is_tied = self.model["hidden"], self.model["tied_head"]
+        is_tied = self.model["tied_head"]
         encoding = self._encoding(embedding, "embedding") if is_tied else self._encoding(index, "head")
         self._check_graph("head", 0, [encoding])
-        matrices = [] if is_tied else [("head", hidden, self.model["vocabulary"])]
-        self._check_layout(index, [("final_norm", hidden)], matrices)
+        vectors, matrices = weights_of("head", self.model, 0)
+        self._check_layout(index, [(name, [length]) for name, length in vectors], [] if is_tied else matrices)
 
     def _check_expert(self, shape_class: int, index: int) -> None:
-        hidden, inner = self.model["hidden"], self.model["expert_blocks"][shape_class]["intermediate"]
-        matrices = [("gate", hidden, inner), ("up", hidden, inner), ("down", inner, hidden)]
+        vectors, matrices = weights_of("expert", self.model, shape_class)
         self._check_graph("expert", shape_class, [self._encoding(index, name) for name, _, _ in matrices])
-        self._check_layout(index, [], matrices)
+        self._check_layout(index, [(name, [length]) for name, length in vectors], matrices)
 
     def _check_graph(self, role: str, shape_class: int, encodings: Sequence[str]) -> None:
         """EMOE-GRA-005 for one graph in one layer."""
         is_f32 = self.graphs[role, shape_class] == ALL_F32
         require(all((encoding == "f32") == is_f32 for encoding in encodings), "GRA-005")
 
-    def _check_layout(self, index: int, vectors: Sequence[tuple[str, int]], matrices: Sequence[Matrix]) -> None:
+    def _check_layout(self, index: int, vectors: Sequence[Vector], matrices: Sequence[Matrix]) -> None:
         """EMOE-LAY-005."""
-        tensors: list[Part] = [(name, "f32", [length]) for name, length in vectors]
+        tensors: list[Part] = [(name, "f32", shape) for name, shape in vectors]
         expected_matrices = []
         for matrix in matrices:
             name, rows, columns = matrix

@@ -28,40 +28,87 @@ TOKEN: Final = Integer(0, limits.MAX_DIMENSION - 1)
 CLASS: Final = Integer(0, limits.MAX_SHAPE_CLASSES - 1)
 OFFSET: Final = Integer(0, limits.MAX_FILE_LENGTH)
 ENCODING: Final = Choice(("f32", "w8", "w4g32", "w4g64"))
-ROLE: Final = Choice(("qkv", "attend", "out", "expert", "head"))
+ROLE: Final = Choice(("qkv", "attend", "convolve", "out", "expert", "dense", "head"))
+POSITIVE: Final = Float(may_be_zero=False)
+NOT_NEGATIVE: Final = Float(may_be_zero=True)
 
-LAYER: Final = Record(Field("attention", CLASS), Field("experts", CLASS))
-ROTARY: Final = Record(Field("theta", Float(may_be_zero=False)))
+LAYER: Final = Record(
+    Field("attention", OrNil(CLASS), None),
+    Field("experts", OrNil(CLASS), None),
+    Field("dense", OrNil(CLASS), None),
+    Field("convolution", OrNil(CLASS), None),
+    Field("window", OrNil(DIMENSION), None),
+)
+ROTARY: Final = Record(
+    Field("theta", POSITIVE),
+    Field("width", OrNil(DIMENSION), None),
+    Field("frequencies", Array(POSITIVE, 0, limits.MAX_FREQUENCIES), []),
+    Field("scale", POSITIVE, 1.0),
+)
+LATENT: Final = Record(
+    Field("rank", DIMENSION),
+    Field("norm_epsilon", NOT_NEGATIVE),
+    Field("query_rank", OrNil(DIMENSION), None),
+)
 ATTENTION: Final = Record(
     Field("heads", DIMENSION),
     Field("key_value_heads", DIMENSION),
     Field("head_dim", DIMENSION),
     Field("rotary", ROTARY),
-    Field("qk_norm", Choice(("none", "full")), "none"),
-    Field("clip_qkv", OrNil(Float(may_be_zero=False)), None),
+    Field("qk_norm", Choice(("none", "full", "head")), "none"),
+    Field("clip_qkv", OrNil(POSITIVE), None),
+    Field("value_dim", OrNil(DIMENSION), None),
+    Field("scale", OrNil(POSITIVE), None),
+    Field("bias", Boolean(), False),
+    Field("out_bias", Boolean(), False),
+    Field("sinks", Boolean(), False),
+    Field("latent", OrNil(LATENT), None),
+)
+CONVOLUTION: Final = Record(Field("taps", Integer(2, limits.MAX_TAPS)))
+FAMILIES: Final = (
+    "softmax-topk",
+    "softmax-topk-renormalise",
+    "sigmoid-topk",
+    "sigmoid-topk-renormalise",
+    "sparsemixer",
 )
 ROUTER: Final = Record(
-    Field("family", Choice(("softmax-topk", "softmax-topk-renormalise"))),
+    Field("family", Choice(FAMILIES)),
     Field("top_k", DIMENSION),
+    Field("bias", Boolean(), False),
+    Field("selection_bias", Boolean(), False),
+    Field("groups", Integer(1, limits.MAX_EXPERTS), 1),
+    Field("top_groups", Integer(1, limits.MAX_EXPERTS), 1),
+    Field("group_score", Choice(("largest", "two-largest")), "largest"),
+    Field("scale", POSITIVE, 1.0),
+    Field("epsilon", NOT_NEGATIVE, 0.0),
+    Field("tolerance", NOT_NEGATIVE, 0.0),
 )
 EXPERT_BLOCK: Final = Record(
     Field("experts", Integer(1, limits.MAX_EXPERTS)),
     Field("intermediate", DIMENSION),
     Field("router", ROUTER),
-    Field("activation", Choice(("silu",)), "silu"),
+    Field("activation", Choice(("silu", "clamped-swiglu")), "silu"),
+    Field("limit", OrNil(POSITIVE), None),
+    Field("bias", Boolean(), False),
 )
+DENSE_BLOCK: Final = Record(Field("intermediate", DIMENSION), Field("share", Boolean(), False))
 MODEL: Final = Record(
     Field("family", NAME),
     Field("hidden", DIMENSION),
     Field("vocabulary", DIMENSION),
     Field("context_length", DIMENSION),
-    Field("norm_epsilon", Float(may_be_zero=True)),
+    Field("norm_epsilon", NOT_NEGATIVE),
     Field("layers", Array(LAYER, 1, limits.MAX_LAYERS)),
     Field("attentions", Array(ATTENTION, 1, limits.MAX_SHAPE_CLASSES)),
     Field("expert_blocks", Array(EXPERT_BLOCK, 1, limits.MAX_SHAPE_CLASSES)),
     Field("tied_head", Boolean(), False),
     Field("begin_token", OrNil(TOKEN), None),
     Field("end_tokens", Array(TOKEN, 0, limits.MAX_END_TOKENS), []),
+    Field("dense_blocks", Array(DENSE_BLOCK, 0, limits.MAX_SHAPE_CLASSES), []),
+    Field("convolutions", Array(CONVOLUTION, 0, limits.MAX_SHAPE_CLASSES), []),
+    Field("norm", Choice(("rms", "layer")), "rms"),
+    Field("head_bias", Boolean(), False),
 )
 MATRIX: Final = Record(
     Field("name", NAME),

@@ -18,7 +18,7 @@ from second_reader.layouts import Layouts
 from second_reader.model_rules import check_graphs, check_model, check_payload_lengths
 from second_reader.records import check_record
 from second_reader.rules import RefusedError, require
-from second_reader.schedules import check_program
+from second_reader.schedules import Layer, check_program
 from second_reader.schema import read_document
 from second_reader.sections import check_digest, content
 from second_reader.signatures import Policy, check_policy, parse_signature
@@ -78,7 +78,7 @@ class _Reader:
         dense, experts = self._check_tables(manifest)
         Layouts(manifest, graphs).check(_layouts(dense), _layouts(experts))
         configurations = self._check_configurations(manifest, experts)
-        schedules = self._check_schedules(experts)
+        schedules = self._check_schedules(manifest, experts)
         dense_records = self._check_records(manifest, dense, sections_of.DENSE)
         expert_records = self._check_records(manifest, experts, sections_of.EXPERTS)
         tokenizer, template = (
@@ -130,7 +130,9 @@ class _Reader:
         page = 1 << container.superblock.page_shift
         dense_counts = [1] * (len(layers) + 2)
         check_table(dense, container.only(sections_of.DENSE), dense_counts, layouts, page)
-        expert_counts = [manifest["model"]["expert_blocks"][layer["experts"]]["experts"] for layer in layers]
+        blocks = manifest["model"]["expert_blocks"]
+        classes = [layer["experts"] for layer in layers]
+        expert_counts = [0 if number is None else blocks[number]["experts"] for number in classes]
         check_table(experts, container.only(sections_of.EXPERTS), expert_counts, layouts, page)
         return dense, experts
 
@@ -146,10 +148,13 @@ class _Reader:
             _check_configuration(found[entry.id], experts, seen)
         return [found[section] for section in sorted(found, reverse=True)]
 
-    def _check_schedules(self, experts: Table) -> list[Json]:
+    def _check_schedules(self, manifest: Json, experts: Table) -> list[Json]:
         """All programs; gives their headers."""
-        counts = [records.record_count for records in experts.ranges]
-        headers = [check_program(data, counts, _longest(experts)) for data in self._contents(sections_of.SCHEDULE)]
+        layers = [
+            Layer(records.record_count, layer["dense"] is not None)
+            for records, layer in zip(experts.ranges, manifest["model"]["layers"], strict=True)
+        ]
+        headers = [check_program(data, layers, _longest(experts)) for data in self._contents(sections_of.SCHEDULE)]
         return [_structure_json(header._asdict()) for header in headers]
 
     def _check_records(self, manifest: Json, table: Table, section_type: int) -> list[list[Json]]:

@@ -20,7 +20,7 @@ PREFILL: Final = 2
 RESIDENT: Final = 4
 POLICIES: Final = (1, 2, 3, RESIDENT)
 
-EMBED, ATTEND, ROUTE, FILL, AWAIT, EXPERTS, RELEASE, COMBINE, HEAD, HALT = range(1, 11)
+EMBED, ATTEND, ROUTE, FILL, AWAIT, EXPERTS, RELEASE, COMBINE, HEAD, HALT, _, DENSE = range(1, 13)
 OPERAND_COUNT: Final = {
     EMBED: 0,
     ATTEND: 1,
@@ -32,12 +32,22 @@ OPERAND_COUNT: Final = {
     COMBINE: 1,
     HEAD: 0,
     HALT: 0,
+    DENSE: 1,
 }
 """How many of layer, group and bank each opcode names, of all that are not reserved."""
 LOADING: Final = (FILL, AWAIT, HALT)
 
 Group = tuple[int, int]
 """A layer, and the group's number in it."""
+Step = tuple[int, int]
+"""An opcode, and its layer or 0."""
+
+
+class Layer(NamedTuple):
+    """What a layer has besides attention."""
+
+    experts: int
+    has_dense_block: bool
 
 
 class State(Enum):
@@ -64,12 +74,12 @@ class Header(NamedTuple):
     arena_bytes: int
 
 
-def check_program(data: bytes, experts: Sequence[int], longest: int) -> Header:
+def check_program(data: bytes, layers: Sequence[Layer], longest: int) -> Header:
     """EMOE-SCH-001 to EMOE-SCH-033.
 
     Args:
         data: the program.
-        experts: how many each layer has.
+        layers: of the model.
         longest: bytes of the longest expert record.
     """
     header = _parse(data)
@@ -81,11 +91,11 @@ def check_program(data: bytes, experts: Sequence[int], longest: int) -> Header:
     require(1 <= header.group_size <= limits.MAX_EXPERTS, "SCH-007")
     require(header.prefetch_depth <= limits.MAX_EXPERTS, "SCH-007")
     require(header.arena_bytes <= limits.MAX_FILE_LENGTH, "SCH-007")
-    groups = [-(-count // header.group_size) for count in experts]
+    groups = [-(-layer.experts // header.group_size) for layer in layers]
     require(header.bank_count == min(header.prefetch_depth + 1, sum(groups)), "SCH-008")
     require(header.policy != RESIDENT or header.bank_count == sum(groups), "SCH-009")
     require(header.arena_bytes >= header.bank_count * header.group_size * longest, "SCH-010")
-    run = _Run(header, groups)
+    run = _Run(header, groups, [] if header.phase == LOAD else _steps(layers))
     for opcode, _, layer, group, bank, _ in instructions:
         run.step(opcode, layer, group, bank)
     require(run.has_halted, "SCH-033")
@@ -105,7 +115,7 @@ def _parse(data: bytes) -> Header:
 class _Run:
     """A program while its instructions are gone through: section 4."""
 
-    def __init__(self, header: Header, groups: Sequence[int]) -> None:
+    def __init__(self, header: Header, groups: Sequence[int], steps: Sequence[Step]) -> None:
         self.groups = groups
         self.loads = header.phase == LOAD
         self.is_resident = header.policy == RESIDENT
@@ -115,7 +125,7 @@ class _Run:
                 (layer, group) for layer, count in enumerate(groups) for group in range(count)
             )
         }
-        self.order = _order(len(groups), self.loads)
+        self.order = [*steps, (HALT, 0)]
         self.turn = 0
         self.filled: set[Group] = set()
         self.computed: list[list[int]] = [[] for _ in groups]
@@ -182,9 +192,10 @@ class _Run:
         self.turn += 1
 
 
-def _order(layers: int, loads: bool) -> list[tuple[int, int]]:
-    """The instructions of which there is one order, each with its layer or 0."""
-    if loads:
-        return [(HALT, 0)]
-    middle = [(opcode, layer) for layer in range(layers) for opcode in (ATTEND, ROUTE, COMBINE)]
-    return [(EMBED, 0), *middle, (HEAD, 0), (HALT, 0)]
+def _steps(layers: Sequence[Layer]) -> list[Step]:
+    """What stands in one order before HALT, in a program that does not load."""
+    steps = [(EMBED, 0)]
+    for number, layer in enumerate(layers):
+        routed, dense = [ROUTE] * (layer.experts > 0), [DENSE] * layer.has_dense_block
+        steps += [(opcode, number) for opcode in (ATTEND, *routed, *dense, COMBINE)]
+    return [*steps, (HEAD, 0)]

@@ -77,8 +77,8 @@ def parse_table(data: bytes) -> Table:
 
 
 def check_layouts_named(tables: Sequence[Table], count: int) -> None:
-    """EMOE-LAY-002: the ranges name every one of so many layouts and no other."""
-    named = {records.layout for table in tables for records in table.ranges}
+    """EMOE-LAY-002: the ranges of records name every one of so many layouts and no other."""
+    named = {records.layout for table in tables for records in table.ranges if records.record_count}
     require(named == set(range(count)), "LAY-002")
 
 
@@ -99,7 +99,11 @@ def check_table(
     for records in table.ranges:
         require(records.record_length <= limits.MAX_RECORD_LENGTH, "TAB-008")
         require(records.base == end, "TAB-009")
-        require(records.record_length == round_up(layouts[records.layout]["payload_length"], page), "TAB-010")
+        if records.record_count:
+            length = round_up(layouts[records.layout]["payload_length"], page)
+            require(records.record_length == length, "TAB-010")
+        else:
+            require(records.record_length == records.layout == 0, "TAB-010")
         end = records.end
     require(end == section.stored_length, "TAB-011")
     require(hashlib.sha256(table.payload_digests()).digest() == section.sha256, "TAB-012")

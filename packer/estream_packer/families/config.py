@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from estream_spec.errors import PackError
-from estream_spec.rules import as_f32
+from estream_spec.model_rules import as_f32
 
 
 class Config:

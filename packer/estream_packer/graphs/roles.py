@@ -1,4 +1,4 @@
-"""What the graph of each role computes. FORMAT.md sections 8.7 and 10.
+"""What the graph of each role computes. FORMAT.md sections 8.10 and 10.
 
 Each function reads like the formula it stands for, and serves every target: how rows are multiplied with matrices, how
 they are normed and scored in numbers of a given range is an `Arithmetic`.
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from estream_packer.graphs.builder import Builder
-from estream_spec.graph_interface import OutputClass, output_classes
+from estream_spec.graph_interface import output_classes
 from estream_spec.manifest import GraphRole
-from estream_spec.model import Attention, DenseBlock, ExpertBlock, Latent, ModelDescription
+from estream_spec.model import Attention, DenseBlock, ExpertBlock, Latent, ModelDescription, OutputClass
 
 
 class Arithmetic(Protocol):

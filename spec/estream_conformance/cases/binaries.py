@@ -9,15 +9,19 @@ from typing import Any, Final
 from estream_conformance.builder import Draft, Sealed, Section, Values, edit
 from estream_conformance.case import accepted, refused
 from estream_conformance.changes import Path, accept, put, refuse, spelled, with_binary, with_pairs, with_value
+from estream_conformance.kinds import with_convolution, with_shared_block
 from estream_conformance.messagepack import Pairs
-from estream_conformance.packages import ROLES, binary, full, smallest
+from estream_conformance.packages import binary, full, smallest
+from estream_conformance.roles import ROLES
 from estream_spec import limits
 from estream_spec.constants import SectionType
 
-MATRICES: Final = {"qkv": 3, "attend": 0, "out": 1, "expert": 3, "head": 1}
+MATRICES: Final = {"qkv": 3, "attend": 0, "convolve": 3, "out": 1, "expert": 3, "dense": 3, "head": 1}
 """How many matrices the graphs of each role take."""
-CLASSES: Final = {"qkv": 2, "attend": 2, "out": 3, "expert": 2, "head": 1}
+CLASSES: Final = {"qkv": 2, "attend": 2, "convolve": 0, "out": 3, "expert": 2, "dense": 0, "head": 1}
 """How many shape classes each role has in the full package."""
+PACKAGES: Final = {"convolve": with_convolution, "dense": with_shared_block}
+"""For roles that the smallest package lacks one that has them."""
 GRAPH: Final[Path] = ("binaries", 0, "graphs", 0)
 SDK: Final[Path] = ("binaries", 0, "sdk")
 
@@ -45,7 +49,8 @@ def with_graphs(*graphs: Values, made: Draft | None = None) -> Sealed:
 
 
 def _graphs(*graphs: Values) -> Callable[[], Sealed]:
-    return lambda: with_graphs(*graphs)
+    make = PACKAGES.get(graphs[0]["role"], smallest)
+    return lambda: with_graphs(*graphs, made=make())
 
 
 def _with_full(*graphs: Values) -> Callable[[], Sealed]:

@@ -8,17 +8,26 @@ from typing import Final
 from estream_conformance.builder import Draft, Sealed, Section, Values
 from estream_conformance.case import accepted, refused
 from estream_conformance.changes import accept, refuse
-from estream_conformance.packages import ROLES, draft, full, smallest, smallest_model
+from estream_conformance.kinds import convolution, shared_block
+from estream_conformance.packages import draft, full, smallest, smallest_model
+from estream_conformance.roles import ROLES, class_counts
 from estream_spec.constants import SectionType
 from estream_spec.limits import MAX_GRAPHS
 
 MATRICES: Final = {
     "qkv": ("q", "k", "v"),
+    "convolve": ("entry", "entry_gate", "exit_gate"),
     "out": ("o",),
     "expert": ("gate", "up", "down"),
+    "dense": ("dense_gate", "dense_up", "dense_down"),
     "head": ("head",),
 }
 """Matrices that the graphs of each role take."""
+BASES: Final[dict[str, tuple[Callable[[], Values], str]]] = {
+    "convolve": (convolution, "layer_with_a_convolution"),
+    "dense": (shared_block, "layer_with_experts_and_a_dense_block"),
+}
+"""A model that has a role, and the name of its case, for roles that the smallest one lacks."""
 F32: Final = ("f32", "f32")
 PLAIN: Final = ("int8", "f32")
 SIGNED: Final = ("int8", "dynamic-int8")
@@ -46,9 +55,13 @@ def with_kinds(made: Draft, role: str, kinds: Kinds) -> Draft:
     return with_graphs(made, graphs)
 
 
+def _base_of(role: str) -> tuple[Callable[[], Values], str]:
+    return BASES.get(role, (smallest_model, "smallest"))
+
+
 def quantised(role: str, encoding: str = "w8", activations: str = "f32") -> Draft:
-    """The smallest package with the matrices of one role quantised, and the graphs for it."""
-    made = draft(smallest_model(), dict.fromkeys(MATRICES[role], encoding))
+    """The smallest package that has a role, with its matrices quantised, and the graphs for it."""
+    made = draft(_base_of(role)[0](), dict.fromkeys(MATRICES[role], encoding))
     return with_kinds(made, role, [PLAIN] if activations == "f32" else [SIGNED, UNSIGNED])
 
 
@@ -58,7 +71,8 @@ def _quantised(role: str, encoding: str, activations: str) -> Callable[[], Seale
 
 def _kinds(role: str, encoded: str, kinds: Kinds) -> Callable[[], Sealed]:
     def build() -> Sealed:
-        return with_kinds(smallest() if encoded == "f32" else quantised(role, encoded), role, kinds).seal()
+        plain = draft(_base_of(role)[0]())
+        return with_kinds(plain if encoded == "f32" else quantised(role, encoded), role, kinds).seal()
 
     return build
 
@@ -66,7 +80,8 @@ def _kinds(role: str, encoded: str, kinds: Kinds) -> Callable[[], Sealed]:
 for _role in MATRICES:
     for _encoding, _activations in (("w8", "f32"), ("w4g32", "dynamic-int8")):
         _name = f"{_role}_of_{_encoding}_with_{_activations.replace('-', '_')}_graphs"
-        accept(_name, f"Only the matrices of `{_role}` are {_encoding}.", _quantised(_role, _encoding, _activations))
+        _about = f"Only the matrices of `{_role}` are {_encoding}."
+        accept(_name, _about, _quantised(_role, _encoding, _activations), base=_base_of(_role)[1])
 
 WRONG_SETS: Final[list[tuple[str, str, Kinds]]] = [
     ("signed_alone", "only the signed one of two graphs", [SIGNED]),
@@ -85,6 +100,7 @@ for _role in MATRICES:
             f"{_role}_graphs_{_suffix}",
             f"Role `{_role}` has {_about}.",
             _kinds(_role, _encoding, _list),
+            base=_base_of(_role)[1],
         )
 for _suffix, _about, _list in (
     ("missing", "no graph", []),
@@ -113,7 +129,7 @@ def pair_of_shape_classes_without_graphs() -> Sealed:
 
 # Shape classes
 
-FULL_CLASSES: Final = {"qkv": 2, "attend": 2, "out": 3, "expert": 2, "head": 1}
+FULL_CLASSES: Final = {"qkv": 2, "attend": 2, "convolve": 0, "out": 3, "expert": 2, "dense": 0, "head": 1}
 """How many the full package has for each role."""
 
 
@@ -122,15 +138,17 @@ def _classed(make: Callable[[], Draft], role: str, shape_class: int) -> Callable
 
     def build() -> Sealed:
         made = make()
-        own = next(each for each in made.manifest["graphs"] if each["role"] == role)
-        return with_graphs(made, [*made.manifest["graphs"], {**own, "shape_class": shape_class}]).seal()
+        own = {**made.manifest["graphs"][-1], "role": role, "shape_class": shape_class}
+        own |= {"weights": "f32", "activations": "f32"}
+        return with_graphs(made, [*made.manifest["graphs"], own]).seal()
 
     return build
 
 
 for _role in ROLES:
     _about = f"A graph of role `{_role}` serves the shape class behind the last."
-    refuse("EMOE-GRA-001", f"{_role}_graph_of_class_1", _about, _classed(smallest, _role, 1))
+    _count = class_counts(smallest_model())[_role]
+    refuse("EMOE-GRA-001", f"{_role}_graph_of_class_{_count}", _about, _classed(smallest, _role, _count))
     _about = f"A graph of role `{_role}` serves the shape class behind the last of several."
     _count = FULL_CLASSES[_role]
     refuse("EMOE-GRA-001", f"{_role}_graph_behind_the_last", _about, _classed(full, _role, _count), base="full")
@@ -253,10 +271,12 @@ def graph_missing_and_its_section_left() -> Sealed:
 
 
 def _encoded(name: str, about: str, encodings: dict[str, str], role: str, kinds: Kinds) -> None:
-    def build() -> Sealed:
-        return with_kinds(draft(smallest_model(), encodings), role, kinds).seal()
+    model, base = _base_of(role)
 
-    refuse("EMOE-GRA-005", name, about, build)
+    def build() -> Sealed:
+        return with_kinds(draft(model(), encodings), role, kinds).seal()
+
+    refuse("EMOE-GRA-005", name, about, build, base=base)
 
 
 for _role, _names in MATRICES.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from estream_conformance.builder import Sealed
 from estream_conformance.case import refused
-from estream_conformance.changes import NAMES, PLACES, base_of, miswritten, refuse, with_pairs
+from estream_conformance.changes import NAMES, PLACES, base_of, miswritten, refuse, value_at, with_pairs
 from estream_conformance.messagepack import Pairs, Raw, encode
 
 
@@ -51,7 +51,7 @@ for _struct in PLACES:
     _register("EMOE-MAN-002", _struct, "with_an_unknown_key", _about, _unknown)
     _about = f"The first key of a {_what} comes twice with the same value."
     _register("EMOE-MAN-003", _struct, "with_a_key_twice", _about, _twice)
-    if _struct != "rotary":
+    if len(value_at(base_of(_struct)[0]().manifest, PLACES[_struct])) > 1:
         _about = f"The first two keys of a {_what} have changed places."
         _register("EMOE-MAN-003", _struct, "with_keys_swapped", _about, _swapped)
 

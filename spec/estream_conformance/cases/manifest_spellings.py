@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
-from estream_conformance.builder import Sealed, Values
+from estream_conformance.builder import Draft, Sealed, Values
 from estream_conformance.case import refused
-from estream_conformance.changes import Path, miswritten, put, refuse, spelled
+from estream_conformance.changes import Path, base_of, miswritten, put, refuse, spelled
+from estream_conformance.kinds import with_convolution
 from estream_conformance.messagepack import Raw, encode
 
 HIDDEN: Final[Path] = ("model", "hidden")
@@ -191,6 +194,16 @@ def name_of_32_characters_as_str16() -> Sealed:
 
 # Defaults
 
+
+def _respelled(path: Path, value: Any, make: Callable[[], Draft]) -> Sealed:
+    return spelled(path, value, make())
+
+
+ATTENTION: Final[Path] = ("model", "attentions", 0)
+BLOCK: Final[Path] = ("model", "expert_blocks", 0)
+LAYER: Final[Path] = ("model", "layers", 0)
+ROUTER: Final[Path] = (*BLOCK, "router")
+
 DEFAULTS: Final[list[tuple[str, Path, Any]]] = [
     ("binaries", ("binaries",), []),
     ("extensions", ("extensions",), {}),
@@ -200,9 +213,35 @@ DEFAULTS: Final[list[tuple[str, Path, Any]]] = [
     ("tied_head", ("model", "tied_head"), False),
     ("begin_token", ("model", "begin_token"), None),
     ("end_tokens", ("model", "end_tokens"), []),
-    ("qk_norm", ("model", "attentions", 0, "qk_norm"), "none"),
-    ("clip_qkv", ("model", "attentions", 0, "clip_qkv"), None),
-    ("activation", ("model", "expert_blocks", 0, "activation"), "silu"),
+    ("dense_blocks", ("model", "dense_blocks"), []),
+    ("convolutions", ("model", "convolutions"), []),
+    ("norm", ("model", "norm"), "rms"),
+    ("head_bias", ("model", "head_bias"), False),
+    ("dense", (*LAYER, "dense"), None),
+    ("convolution", (*LAYER, "convolution"), None),
+    ("window", (*LAYER, "window"), None),
+    ("qk_norm", (*ATTENTION, "qk_norm"), "none"),
+    ("clip_qkv", (*ATTENTION, "clip_qkv"), None),
+    ("value_dim", (*ATTENTION, "value_dim"), None),
+    ("attention_scale", (*ATTENTION, "scale"), None),
+    ("attention_bias", (*ATTENTION, "bias"), False),
+    ("out_bias", (*ATTENTION, "out_bias"), False),
+    ("sinks", (*ATTENTION, "sinks"), False),
+    ("latent", (*ATTENTION, "latent"), None),
+    ("width", (*ATTENTION, "rotary", "width"), None),
+    ("frequencies", (*ATTENTION, "rotary", "frequencies"), []),
+    ("rotary_scale", (*ATTENTION, "rotary", "scale"), 1.0),
+    ("activation", (*BLOCK, "activation"), "silu"),
+    ("limit", (*BLOCK, "limit"), None),
+    ("expert_bias", (*BLOCK, "bias"), False),
+    ("router_bias", (*ROUTER, "bias"), False),
+    ("selection_bias", (*ROUTER, "selection_bias"), False),
+    ("groups", (*ROUTER, "groups"), 1),
+    ("top_groups", (*ROUTER, "top_groups"), 1),
+    ("group_score", (*ROUTER, "group_score"), "largest"),
+    ("router_scale", (*ROUTER, "scale"), 1.0),
+    ("epsilon", (*ROUTER, "epsilon"), 0.0),
+    ("tolerance", (*ROUTER, "tolerance"), 0.0),
     ("lanes", ("device_configurations", 0, "lanes"), 2),
     ("policy", ("device_configurations", 0, "policy"), "pre-routing"),
     ("prompt_tokens", ("device_configurations", 0, "prompt_tokens"), 0),
@@ -216,3 +255,25 @@ def _default(name: str, path: Path, value: Any) -> None:
 
 for _name, _path, _value in DEFAULTS:
     _default(_name, _path, _value)
+
+RESPELLED: Final[list[tuple[str, str, Path, Any]]] = [
+    ("epsilon_minus_zero", "`epsilon` is -0.0, which equals its default.", (*ROUTER, "epsilon"), -0.0),
+    ("router_scale_as_integer_1", "`scale` of a router is the integer 1, its default.", (*ROUTER, "scale"), 1),
+    ("share_at_its_default", "`share` is there though it is false.", ("model", "dense_blocks", 0, "share"), False),
+    (
+        "query_rank_at_its_default",
+        "`query_rank` is there though it is nil.",
+        (*ATTENTION, "latent", "query_rank"),
+        None,
+    ),
+]
+for _name, _about, _path, _value in RESPELLED:
+    _struct = str(_path[-2] if isinstance(_path[-2], str) else _path[-3])
+    _make, _base = base_of(_struct)
+    refuse("EMOE-MAN-003", _name, _about, partial(_respelled, _path, _value, _make), base=_base)
+
+
+@refused("EMOE-MAN-003")
+def attention_nil_where_there_is_a_convolution() -> Sealed:
+    """A layer without attention says so, which is the default."""
+    return spelled(("model", "layers", 0, "attention"), None, with_convolution())

@@ -50,6 +50,11 @@ def integer(least: int, most: int, *, nil: bool = False) -> Kind:
     return Kind(("a float", 1.0), least - 1, most + 1, nil=nil)
 
 
+def positive(*, nil: bool = False) -> Kind:
+    """A float above 0."""
+    return Kind(("a string", "8"), 0.0, nil=nil)
+
+
 def choice(foreign: str) -> Kind:
     """One of some strings, of which `foreign` is none."""
     return Kind(("a byte string", b"f32"), above=foreign)
@@ -65,7 +70,10 @@ TEXT: Final = Kind(("a byte string", b"n"), above="n" * (limits.MAX_TEXT + 1))
 DIGEST: Final = Kind(("a string", "d" * 32), bytes(31), bytes(33))
 DIMENSION: Final = integer(1, limits.MAX_DIMENSION)
 OFFSET: Final = integer(0, limits.MAX_FILE_LENGTH)
-CLASS: Final = integer(0, limits.MAX_SHAPE_CLASSES - 1)
+CLASS_OR_NIL: Final = integer(0, limits.MAX_SHAPE_CLASSES - 1, nil=True)
+DIMENSION_OR_NIL: Final = integer(1, limits.MAX_DIMENSION, nil=True)
+NOT_NEGATIVE: Final = Kind(("a string", "0"), -5e-324)
+BOOLEAN: Final = Kind(("an integer", 0))
 STRUCT: Final = Kind(("an array", []))
 
 KINDS: Final[dict[str, dict[str, Kind]]] = {
@@ -132,55 +140,96 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
         "hidden": DIMENSION,
         "vocabulary": DIMENSION,
         "context_length": DIMENSION,
-        "norm_epsilon": Kind(("a string", "0"), -5e-324),
+        "norm_epsilon": NOT_NEGATIVE,
         "layers": array(1, limits.MAX_LAYERS),
         "attentions": array(1, limits.MAX_SHAPE_CLASSES),
         "expert_blocks": array(1, limits.MAX_SHAPE_CLASSES),
-        "tied_head": Kind(("an integer", 0)),
+        "tied_head": BOOLEAN,
         "begin_token": integer(0, limits.MAX_DIMENSION - 1, nil=True),
         "end_tokens": array(0, limits.MAX_END_TOKENS),
+        "dense_blocks": array(0, limits.MAX_SHAPE_CLASSES),
+        "convolutions": array(0, limits.MAX_SHAPE_CLASSES),
+        "norm": choice("batch"),
+        "head_bias": BOOLEAN,
     },
-    "layers": {"attention": CLASS, "experts": CLASS},
+    "layers": {
+        **dict.fromkeys(("attention", "experts", "dense", "convolution"), CLASS_OR_NIL),
+        "window": DIMENSION_OR_NIL,
+    },
     "attentions": {
         "heads": DIMENSION,
         "key_value_heads": DIMENSION,
         "head_dim": DIMENSION,
         "rotary": STRUCT,
-        "qk_norm": choice("head"),
-        "clip_qkv": Kind(("a string", "8"), 0.0, nil=True),
+        "qk_norm": choice("heads"),
+        "clip_qkv": positive(nil=True),
+        "value_dim": DIMENSION_OR_NIL,
+        "scale": positive(nil=True),
+        "bias": BOOLEAN,
+        "out_bias": BOOLEAN,
+        "sinks": BOOLEAN,
+        "latent": Kind(("an array", []), nil=True),
     },
-    "rotary": {"theta": Kind(("a boolean", True), 0.0)},
+    "rotary": {
+        "theta": Kind(("a boolean", True), 0.0),
+        "width": DIMENSION_OR_NIL,
+        "frequencies": array(0, limits.MAX_FREQUENCIES),
+        "scale": positive(),
+    },
+    "latent": {"rank": DIMENSION, "norm_epsilon": NOT_NEGATIVE, "query_rank": DIMENSION_OR_NIL},
+    "convolutions": {"taps": integer(2, limits.MAX_TAPS)},
     "expert_blocks": {
         "experts": integer(1, limits.MAX_EXPERTS),
         "intermediate": DIMENSION,
         "router": STRUCT,
         "activation": choice("gelu"),
+        "limit": positive(nil=True),
+        "bias": BOOLEAN,
     },
-    "router": {"family": choice("sigmoid-topk"), "top_k": DIMENSION},
+    "dense_blocks": {"intermediate": DIMENSION, "share": BOOLEAN},
+    "router": {
+        "family": choice("sigmoid"),
+        "top_k": DIMENSION,
+        "bias": BOOLEAN,
+        "selection_bias": BOOLEAN,
+        "groups": integer(1, limits.MAX_EXPERTS),
+        "top_groups": integer(1, limits.MAX_EXPERTS),
+        "group_score": choice("mean"),
+        "scale": positive(),
+        "epsilon": NOT_NEGATIVE,
+        "tolerance": NOT_NEGATIVE,
+    },
 }
 """Types and ranges, as the tables have them."""
 
-DEFAULTS: Final = {
-    "extensions",
-    "kind",
-    "licence",
-    "sources",
-    "tied_head",
-    "begin_token",
-    "end_tokens",
-    "qk_norm",
-    "clip_qkv",
-    "activation",
-    "lanes",
-    "policy",
-    "prompt_tokens",
-    "binaries",
-    "options",
-    "keys",
-    "encodings",
+REQUIRED: Final = {
+    "": {"name", "content_id", "model", "layouts", "graphs", "device_configurations", "provenance"},
+    "layouts": {"payload_length", "matrices", "tensors"},
+    "device_configurations": {"name", "arena_bytes", "group_size", "prefetch_depth"},
+    "provenance": {"writer"},
+    "binaries": {"section", "target", "soc_model", "architecture", "sdk", "compiler", "graphs"},
+    "binary_graphs": {"name", "role", "shape_class", "tokens"},
+    "model": {
+        *("family", "hidden", "vocabulary", "context_length", "norm_epsilon", "layers", "attentions", "expert_blocks")
+    },
+    "layers": set[str](),
+    "attentions": {"heads", "key_value_heads", "head_dim", "rotary"},
+    "rotary": {"theta"},
+    "latent": {"rank", "norm_epsilon"},
+    "expert_blocks": {"experts", "intermediate", "router"},
+    "dense_blocks": {"intermediate"},
+    "router": {"family", "top_k"},
 }
-"""Keys that may be left out."""
-SAMPLES: Final[dict[str, Any]] = {"end_tokens": 0, "sources": SOURCE, "binaries": binary(0), "encodings": "f32"}
+"""Keys that must be there, of structs that have others."""
+SAMPLES: Final[dict[str, Any]] = {
+    "end_tokens": 0,
+    "sources": SOURCE,
+    "binaries": binary(0),
+    "encodings": "f32",
+    "frequencies": 1.0,
+    "dense_blocks": {"intermediate": 1},
+    "convolutions": {"taps": 2},
+}
 """Elements of arrays that are empty in the smallest package."""
 
 
@@ -193,7 +242,7 @@ def _register(struct: str, key: str, kind: Kind) -> None:
     def bad(suffix: str, about: str, value: Any, *, committed: bool = True) -> None:
         refuse(RULE, f"{name}_{suffix}", about, lambda: spelled(path, value, base()), base=of, committed=committed)
 
-    if key not in DEFAULTS:
+    if key in REQUIRED.get(struct, KINDS[struct]):
         refuse(
             RULE,
             f"{name}_missing",

@@ -156,6 +156,30 @@ UNUSED: Final[list[tuple[str, str, Values]]] = [
     ("attention_undefined", "The layer names attention 1 of 1.", {"layers": [{"attention": 1, "experts": 0}]}),
     ("attention_undefined_by_far", "The layer names attention 63.", {"layers": [{"attention": 63, "experts": 0}]}),
     ("expert_block_undefined", "The layer names expert block 1 of 1.", {"layers": [{"attention": 0, "experts": 1}]}),
+    ("dense_block_unused", "No layer uses the dense block.", {"dense_blocks": [{"intermediate": 1}]}),
+    ("convolution_unused", "No layer uses the convolution.", {"convolutions": [{"taps": 2}]}),
+    (
+        "dense_block_undefined",
+        "A layer names dense block 0, and there is none.",
+        {"layers": [{"attention": 0, "experts": 0, "dense": 0}]},
+    ),
+    (
+        "dense_block_undefined_beside_experts_of_its_number",
+        "A layer names dense block 1, of one; there are two of experts.",
+        {
+            "layers": [{"attention": 0, "experts": 0, "dense": 0}, {"attention": 0, "experts": 1, "dense": 1}],
+            "expert_blocks": _BLOCKS * 2,
+            "dense_blocks": [{"intermediate": 1}],
+        },
+    ),
+    (
+        "convolution_undefined",
+        "A layer names convolution 1 of 1.",
+        {
+            "layers": [{"attention": 0, "experts": 0}, {"experts": 0, "convolution": 1}],
+            "convolutions": [{"taps": 2}],
+        },
+    ),
     (
         "attention_undefined_beside_a_right_one",
         "The first layer names attention 0, the second one attention 2 of 2.",

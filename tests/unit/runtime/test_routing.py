@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -82,6 +84,35 @@ def test_a_score_that_is_not_finite_is_refused(bad: float) -> None:
     scores[2, 1] = bad
     with pytest.raises(TrapError, match=rf"{bad} of token row 2, expert 1 is not finite"):
         route(scores, KEEP)
+
+
+def test_a_weight_that_is_not_finite_is_refused() -> None:
+    """Sigmoids of scores far below 0 are 0 in f32, and so is their sum."""
+    low = np.full((1, 3), -200, np.float32)
+    with pytest.raises(TrapError, match="weight is not finite"):
+        route(low, Router(family="sigmoid-topk-renormalise", top_k=2))
+    assert not route(low, Router(family="sigmoid-topk-renormalise", top_k=2, epsilon=1e-20))[1].any()
+
+
+TEXT = (Path(__file__).parents[3] / "spec" / "FORMAT.md").read_text(encoding="utf-8")
+BIASED = Router(family="sigmoid-topk", top_k=2, groups=2, selection_bias=True)
+EXAMPLES: list[tuple[Router, list[int], list[float]]] = [
+    (Router(family="softmax-topk", top_k=2), [0, 1], [0.64391, 0.23688]),
+    (Router(family="softmax-topk-renormalise", top_k=2), [0, 1], [0.73106, 0.26894]),
+    (Router(family="sigmoid-topk", top_k=2), [0, 1], [0.8808, 0.73106]),
+    (BIASED, [2, 3], [0.5, 0.26894]),
+    (Router(family="sparsemixer", top_k=2, tolerance=0.3), [0, 1], [0.73106, 1]),
+]
+
+
+@pytest.mark.parametrize(("router", "experts", "weights"), EXAMPLES)
+def test_examples_of_the_format(router: Router, experts: list[int], weights: list[float]) -> None:
+    bias = np.array([0, 0, 1, 1], np.float32) if router.selection_bias else None
+    chosen, shares = route(np.array([[2, 1, 0, -1]], np.float32), router, bias)
+    assert chosen.tolist() == [experts]
+    np.testing.assert_allclose(shares, [weights], atol=5e-6)
+    examples = TEXT.partition("Examples, with `top_k` 2")[2].partition("###")[0]
+    assert all(format(weight, ".5g") in examples for weight in weights)
 
 
 def test_each_expert_gets_its_tokens_in_order() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from estream_spec.binary_interface import fixed_interface, label, label_of, tensor_name
 from estream_spec.errors import InvalidError
 from estream_spec.graph_interface import ROLES, Value, interface, role_shape
 from estream_spec.manifest import BinaryGraph, GraphRole
+from estream_spec.model import Convolution, DenseBlock
 from estream_spec.weights import Encoding
 from fixtures.packages import MODEL
 
@@ -46,8 +48,9 @@ def test_labels() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_no_dimension_is_left_open_and_all_else_is_as_in_portable_graphs(role: GraphRole) -> None:
     f32: Encoding = "f32"
-    encodings = (f32,) * len(role_shape(role, MODEL, 0).matrices)
-    fixed, portable = fixed_interface(role, MODEL, 0, 5, 9, encodings), interface(role, MODEL, 0, "f32")
+    model = replace(MODEL, dense_blocks=(DenseBlock(intermediate=7),), convolutions=(Convolution(taps=2),))
+    encodings = (f32,) * len(role_shape(role, model, 0).matrices)
+    fixed, portable = fixed_interface(role, model, 0, 5, 9, encodings), interface(role, model, 0, "f32")
     sizes = {"T": 5, "S": 9}
     for one, other in ((fixed.inputs, portable.inputs), (fixed.outputs, portable.outputs)):
         assert [(each.name, each.dtype) for each in one] == [(each.name, each.dtype) for each in other]

@@ -5,12 +5,13 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import crc32c
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from estream_conformance.packages import smallest
 from estream_conformance.walkthrough import annex
@@ -173,10 +174,21 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "8.2": model.Layer,
     "8.3": model.Attention,
     "8.4": model.Rotary,
-    "8.5": model.ExpertBlock,
-    "8.6": model.Router,
+    "8.5": model.Latent,
+    "8.6": model.Convolution,
+    "8.7": model.ExpertBlock,
+    "8.8": model.DenseBlock,
+    "8.9": model.Router,
 }
-DEFAULTS = {"": msgspec.NODEFAULT, "empty": {}, "[]": (), "nil": None, "false": False, "0": 0, "1": 1, "2": 2, '""': ""}
+DEFAULTS: dict[str, Any] = {
+    "": msgspec.NODEFAULT,
+    "empty": {},
+    "[]": (),
+    "nil": None,
+    "false": False,
+    **{str(value): value for value in (0, 1, 2, 0.0, 1.0)},
+    '""': "",
+}
 """What the default column says, for all but plain strings."""
 
 
@@ -314,6 +326,8 @@ def test_preimages_have_the_stated_lengths() -> None:
     assert len(content) == 1 + 1 + 2 * 2 + 2
 
 
+PLAIN = model.Attention(heads=4, key_value_heads=2, head_dim=10, rotary=model.Rotary(theta=1e4, width=6), value_dim=14)
+BLOCK = model.ExpertBlock(experts=7, intermediate=16, router=model.Router(family="softmax-topk", top_k=1))
 MODEL = model.ModelDescription(
     family="test",
     hidden=12,
@@ -321,39 +335,124 @@ MODEL = model.ModelDescription(
     context_length=8,
     norm_epsilon=1e-5,
     layers=(model.Layer(attention=0, experts=0),),
-    attentions=(
-        model.Attention(heads=4, key_value_heads=2, head_dim=10, rotary=model.Rotary(theta=1e4), qk_norm="full"),
-    ),
-    expert_blocks=(model.ExpertBlock(experts=7, intermediate=16, router=model.Router(family="softmax-topk", top_k=1)),),
+    attentions=(PLAIN,),
+    expert_blocks=(BLOCK,),
 )
-LETTERS: dict[str, int | str] = {"T": "T", "S": "S", "H": 12, "V": 30, "h": 4, "j": 2, "d": 10, "E": 7, "I": 16}
+LETTERS: dict[str, int | str] = {
+    "T": "T",
+    "S": "S",
+    "H": 12,
+    "V": 30,
+    "E": 7,
+    "I": 16,
+    "h": 4,
+    "j": 2,
+    "d": 10,
+    "D": 6,
+    "w": 14,
+    "R": 5,
+    "Q": 3,
+}
 
 
-@pytest.mark.parametrize("role", graph_interface.ROLES)
-def test_graph_interfaces_are_those_of_the_code(role: manifest.GraphRole) -> None:
-    (row,) = [each for each in table("10.1") if each["role"] == role]
-    found = graph_interface.interface(role, MODEL, 0, "f32")
-    matrices = list(values_of(row["then matrices"]))
-    assert [name for name, _ in matrices] == list(graph_interface.role_shape(role, MODEL, 0).matrix_names)
-    assert [*values_of(row["inputs"]), *matrices] == [(each.name, each.shape) for each in found.inputs]
-    assert list(values_of(row["outputs"])) == [(each.name, each.shape) for each in found.outputs]
+def of_attention(**changes: Any) -> model.ModelDescription:
+    return replace(MODEL, attentions=(replace(PLAIN, **changes),))
 
 
-def values_of(cell: str) -> Iterable[tuple[str, tuple[int | str, ...]]]:
-    """Names and shapes out of `x [T, H], and with qk_norm also q_norm [h d]`."""
-    text = plain(cell).replace("and with qk_norm also ", "")
-    for each in text.rstrip("]").split("], ") if text else ():
-        name, _, shape = each.partition(" [")
-        yield name, tuple(dimension(part) for part in shape.split(", "))
+def of_block(**changes: Any) -> model.ModelDescription:
+    return replace(MODEL, expert_blocks=(replace(BLOCK, **changes),))
 
 
-def dimension(text: str) -> int | str:
-    first, *rest = (LETTERS[letter] for letter in text.split())
-    for factor in rest:
+def of_dense(**changes: Any) -> model.ModelDescription:
+    return replace(MODEL, dense_blocks=(model.DenseBlock(intermediate=16, **changes),))
+
+
+NARROW = model.Latent(rank=5, norm_epsilon=1e-6)
+CONVOLUTION = replace(MODEL, layers=(model.Layer(convolution=0, experts=0),), convolutions=(model.Convolution(taps=3),))
+BIASED_ROUTER = replace(BLOCK.router, bias=True)
+INTERFACES: list[tuple[str, model.ModelDescription, set[str]]] = [
+    ("qkv", MODEL, set()),
+    ("qkv", of_attention(qk_norm="full"), {'qk_norm "full"'}),
+    ("qkv", of_attention(qk_norm="head", bias=True), {'qk_norm "head"', "bias"}),
+    ("qkv, latent", of_attention(latent=NARROW, key_value_heads=4), set()),
+    ("qkv, latent", of_attention(latent=replace(NARROW, query_rank=3), key_value_heads=4), {"query_rank"}),
+    ("attend", MODEL, set()),
+    ("attend", of_attention(sinks=True), {"sinks"}),
+    ("convolve", CONVOLUTION, set()),
+    ("out", MODEL, {"experts"}),
+    ("out", CONVOLUTION, {"experts", "convolution"}),
+    ("out", replace(of_dense(), layers=(model.Layer(attention=0, dense=0),)), set()),
+    (
+        "out",
+        replace(of_attention(out_bias=True), expert_blocks=of_block(router=BIASED_ROUTER).expert_blocks),
+        {*("experts", "bias of the router", "out_bias")},
+    ),
+    ("expert", MODEL, set()),
+    ("expert", of_block(bias=True), {"bias"}),
+    ("dense", of_dense(), set()),
+    ("dense", of_dense(share=True), {"share"}),
+    ("head", MODEL, set()),
+    ("head", replace(MODEL, head_bias=True), {"head_bias"}),
+]
+"""A row of the table of section 10.1, a model that it is right for, and what that has."""
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize(("name", "described", "has"), INTERFACES)
+def test_graph_interfaces_are_those_of_the_code(
+    name: str, described: model.ModelDescription, has: set[str], norm: Literal["rms", "layer"]
+) -> None:
+    (row,) = [each for each in table("10.1") if plain(each["role"]) == name]
+    role = next(each for each in graph_interface.ROLES if each == name.partition(",")[0])
+    found = graph_interface.role_shape(role, replace(described, norm=norm), 0)
+    letters = LETTERS | {"W": 12 if "convolution" in has else 4 * 14}
+    cells = {key: list(values_of(row[key], has, letters)) for key in list(row)[2:]}
+    assert cells["inputs of a call"] == [(each.name, each.shape) for each in found.inputs]
+    vectors = [(each, shape) for each, shape in cells["then vectors"]]
+    if norm == "layer":
+        norms = ("attention_norm", "expert_norm", "final_norm")
+        vectors = [
+            each for one in vectors for each in ([one, (f"{one[0]}.bias", one[1])] if one[0] in norms else [one])
+        ]
+    assert vectors == [(each.name, each.shape) for each in found.vectors]
+    assert cells["then matrices"] == [(each.name, (each.rows, each.columns)) for each in found.matrices]
+    assert cells["outputs"] == [(each.name, each.shape) for each in found.outputs]
+
+
+def test_every_role_is_in_the_table() -> None:
+    roles = [plain(row["role"]).partition(",")[0] for row in table("10.1")]
+    assert list(dict.fromkeys(roles)) == list(graph_interface.ROLES)
+    assert {name for name, _, _ in INTERFACES} == {plain(row["role"]) for row in table("10.1")}
+
+
+def values_of(cell: str, has: set[str], letters: dict[str, int | str]) -> Iterable[tuple[str, tuple[int | str, ...]]]:
+    """Names and shapes out of `x [T, H]; with a: y [T]; without: z [T]`, for a model that has some of this."""
+    asked = ""
+    for clause in plain(cell).split("; ") if cell else ():
+        condition, _, listed = clause.rpartition(": ")
+        asked = condition.removeprefix("with ") if condition.startswith("with ") else asked
+        wanted = condition == "" or (asked in has) == (condition != "without")
+        for each in listed.rstrip("]").split("], ") if wanted else ():
+            name, _, shape = each.partition(" [")
+            yield name, tuple(dimension(part, letters) for part in shape.split(", "))
+
+
+def dimension(text: str, letters: dict[str, int | str]) -> int | str:
+    """What `T`, `h d` or `h (d - D)` stands for."""
+    if text.endswith(")"):
+        factor, _, difference = text.rstrip(")").partition(" (")
+        first, less = (letters[each] for each in difference.split(" - "))
+        times = letters[factor]
         assert isinstance(first, int)
-        assert isinstance(factor, int)
-        first *= factor
-    return first
+        assert isinstance(less, int)
+        assert isinstance(times, int)
+        return times * (first - less)
+    product, *rest = (letters[letter] for letter in text.split())
+    for each in rest:
+        assert isinstance(product, int)
+        assert isinstance(each, int)
+        product *= each
+    return product
 
 
 def test_graph_kinds_are_those_of_the_code() -> None:

@@ -14,6 +14,7 @@ from estream_spec.constants import SectionType
 from estream_spec.errors import IntegrityError, InvalidError, MalformedError
 from estream_spec.manifest import DeviceConfiguration, content_id, decode_device_configuration, decode_manifest
 from estream_spec.messagepack import encode
+from estream_spec.model import Router
 from estream_spec.records import RecordTable
 from fixtures.packages import MODEL, TOKENIZER, Draft, binary, replace_table, with_binaries
 
@@ -32,6 +33,17 @@ def test_a_policy_at_its_default_is_left_out_whoever_spelled_it() -> None:
     written = b"\x85" + plain[1:] + b"\xa6policy\xabpre-routing"
     with pytest.raises(InvalidError, match=r"\[EMOE-MAN-003\]"):
         decode_device_configuration(written, "configuration")
+
+
+@pytest.mark.parametrize("spelled", [{"scale": 1.0}, {"epsilon": -0.0}, {"tolerance": 0.0}])
+def test_a_float_at_its_default_is_left_out_and_refused_where_it_is_given(spelled: dict[str, float]) -> None:
+    """Equal floats are hardly ever one object, and -0 equals 0."""
+    router = Router(family="sigmoid-topk-renormalise", top_k=2)
+    plain = encode(router)
+    assert encode(msgspec.structs.replace(router, **spelled)) == plain
+    given = changed(lambda manifest: manifest["model"]["expert_blocks"][0]["router"].update(spelled))
+    with pytest.raises(InvalidError, match=r"\[EMOE-MAN-003\]"):
+        decode_manifest(given)
 
 
 def test_manifest_survives_encoding() -> None:

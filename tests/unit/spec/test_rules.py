@@ -14,7 +14,7 @@ from estream_spec.constants import TABLE_MAGIC, SectionType
 from estream_spec.errors import EmoeError, IntegrityError, InvalidError, LimitError, MalformedError
 from estream_spec.limits import MAX_INTEGER_ROWS, MAX_RANGES, MAX_RECORD_LENGTH
 from estream_spec.manifest import Binary, BinaryGraph, DeviceConfiguration, RecordLayout
-from estream_spec.model import Attention, ExpertBlock, Layer, Rotary, Router
+from estream_spec.model import Attention, DenseBlock, ExpertBlock, Latent, Layer, Rotary, Router
 from estream_spec.records import TABLE_HEADER, RecordRange, RecordTable
 from fixtures.packages import ENCODINGS, MODEL, Draft, Section, binary, replace_table
 
@@ -63,6 +63,11 @@ def attention(**changes: Any) -> dict[str, Any]:
     return {"attentions": (set_fields(ATTENTION, **changes),)}
 
 
+def routed(**changes: Any) -> dict[str, Any]:
+    router = set_fields(BLOCK.router, top_k=2)
+    return {"expert_blocks": (set_fields(BLOCK, router=set_fields(router, **changes)),)}
+
+
 MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "epsilon beyond f32": ({"norm_epsilon": 1e39}, "MOD-001", "norm_epsilon"),
     "infinite epsilon": ({"norm_epsilon": float("inf")}, "MOD-001", "norm_epsilon"),
@@ -94,6 +99,41 @@ MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no such experts": ({"layers": (Layer(attention=0, experts=1),)}, "MOD-008", "expert_blocks"),
     "begin token outside": ({"begin_token": 16}, "MOD-009", ""),
     "end token outside": ({"end_tokens": (0, 16)}, "MOD-009", ""),
+    "frequencies of the whole head": (
+        attention(rotary=Rotary(theta=1.0, width=4, frequencies=(1.0,) * 8)),
+        "MOD-010",
+        "attentions[0].rotary.frequencies",
+    ),
+    "rotated width past the head": (
+        attention(rotary=Rotary(theta=1.0, width=18)),
+        "MOD-005",
+        "attentions[0].rotary.width",
+    ),
+    "latent attention with biases": (
+        attention(latent=Latent(rank=2, norm_epsilon=0.0), bias=True, rotary=Rotary(theta=1.0, width=4)),
+        "MOD-011",
+        "attentions[0].latent",
+    ),
+    "groups that do not divide": (routed(groups=2), "MOD-012", "expert_blocks[0].router.groups"),
+    "groups of one that count by two": (
+        routed(groups=3, top_groups=3, group_score="two-largest"),
+        "MOD-012",
+        "expert_blocks[0].router.groups",
+    ),
+    "more groups than there are": (routed(groups=3, top_groups=4), "MOD-012", "expert_blocks[0].router.top_groups"),
+    "too few experts left": (routed(groups=3), "MOD-012", "expert_blocks[0].router.top_groups"),
+    "tolerance of a softmax": (routed(tolerance=0.1), "MOD-013", "expert_blocks[0].router.tolerance"),
+    "sparsemixer with a selection bias": (
+        routed(family="sparsemixer", selection_bias=True),
+        "MOD-013",
+        "expert_blocks[0].router",
+    ),
+    "scale of 0 in f32": (routed(scale=1e-50), "MOD-013", "expert_blocks[0].router.scale"),
+    "silu with a limit": ({"expert_blocks": (set_fields(BLOCK, limit=7.0),)}, "MOD-014", "expert_blocks[0].limit"),
+    "layer of attention alone": ({"layers": (Layer(attention=0),)}, "MOD-015", "layers[0]"),
+    "layer of experts alone": ({"layers": (Layer(experts=0),)}, "MOD-015", "layers[0]"),
+    "unused dense block": ({"dense_blocks": (DenseBlock(intermediate=1),)}, "MOD-008", "dense_blocks"),
+    "no attention": ({"layers": (Layer(convolution=0, experts=0),)}, "MOD-008", "attentions"),
     "two faults": (
         {**attention(head_dim=15), "norm_epsilon": 1e39, "begin_token": 16},
         "MOD-001",

@@ -35,6 +35,7 @@ def spelled(program: Program) -> str:
         Opcode.EXPERTS: "x",
         Opcode.RELEASE: "r",
         Opcode.COMBINE: "C",
+        Opcode.DENSE: "D",
         Opcode.HEAD: "H",
         Opcode.HALT: ".",
     }
@@ -79,6 +80,23 @@ def test_resident() -> None:
     proofs = [verify_program(each, SHAPE) for each in (load, program)]
     assert [proof.bytes_read for proof in proofs] == [5 * 4096 + 2 * 8192, 0]
     assert [proof.peak_bytes for proof in proofs] == [4 * BANK] * 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth", "expected"),
+    [
+        (Policy.ON_DEMAND, 0, "EADCARfDwxrfwxrCH."),
+        (Policy.POST_ROUTING, 1, "EADCARffDwxrwxrCH."),
+        (Policy.PRE_ROUTING, 1, "ffEADCARDwxrwxrCH."),
+        (Policy.RESIDENT, 1, "EADCARDxrxrCH."),
+    ],
+)
+def test_dense_blocks_are_computed_while_experts_are_read(policy: Policy, depth: int, expected: str) -> None:
+    """A layer with a dense block alone, and one with experts beside it."""
+    shape = ExpertShape(counts=(0, 3), record_lengths=(0, 4096), dense_layers=frozenset({0, 1}))
+    program = compile_program(shape, arena_bytes=1 << 16, group_size=2, prefetch_depth=depth, policy=policy)
+    assert spelled(program) == expected
+    assert verify_program(program, shape).banks == min(depth + 1, 2)
 
 
 def test_no_more_banks_than_groups() -> None:

@@ -34,6 +34,14 @@ RESIDENT = compiled(Policy.RESIDENT, depth=4)
 LOAD = compiled(Policy.RESIDENT, Phase.LOAD, depth=4)
 """0 to 4 FILL, 5 to 9 AWAIT, 10 HALT"""
 
+MIXED_SHAPE = ExpertShape(counts=(2, 0, 1), record_lengths=(4096, 0, 4096), dense_layers=frozenset({1, 2}))
+"""A layer of experts, one with a dense block alone, one with both."""
+MIXED = compile_program(MIXED_SHAPE, arena_bytes=1 << 16, group_size=2, prefetch_depth=0, policy=Policy.PRE_ROUTING)
+"""
+0 FILL 0.0 b0, 1 EMBED, 2 ATTEND 0, 3 ROUTE 0, 4 AWAIT, 5 EXPERTS, 6 RELEASE, 7 FILL 2.0 b0, 8 COMBINE 0, 9 ATTEND 1,
+10 DENSE 1, 11 COMBINE 1, 12 ATTEND 2, 13 ROUTE 2, 14 DENSE 2, 15 AWAIT, 16 EXPERTS, 17 RELEASE, 18 COMBINE 2, ...
+"""
+
 Edit = Callable[[list[Instruction]], Any]
 
 
@@ -179,6 +187,26 @@ def test_rule_of_the_instructions(program: Program, edit: Edit, rule: str, index
         verify_program(edited(program, edit), SHAPE, "program")
     place = "program" if index is None else f"program[{index}]"
     assert (caught.value.rule, caught.value.path) == (f"EMOE-SCH-{rule}", place)
+
+
+MIXED_INSTRUCTIONS: dict[str, tuple[Edit, str, int]] = {
+    "group of DENSE": (change(10, group=1), "014", 10),
+    "a group of a layer without experts": (change(7, layer=1), "016", 7),
+    "DENSE missing": (drop(10), "019", 10),
+    "DENSE before ROUTE": (swap(13, 14), "019", 13),
+    "DENSE of a layer without a dense block": (put(4, Opcode.DENSE, 0), "019", 4),
+    "ROUTE of a layer without experts": (put(10, Opcode.ROUTE, 1), "019", 10),
+    "DENSE of another layer": (change(10, layer=2), "020", 10),
+    "EXPERTS before DENSE": (move((14, 16)), "028", 15),
+}
+
+
+@pytest.mark.parametrize(("edit", "rule", "index"), MIXED_INSTRUCTIONS.values(), ids=MIXED_INSTRUCTIONS)
+def test_rule_of_layers_that_are_not_alike(edit: Edit, rule: str, index: int) -> None:
+    assert verify_program(MIXED, MIXED_SHAPE).groups_read == 2
+    with pytest.raises(InvalidError) as caught:
+        verify_program(edited(MIXED, edit), MIXED_SHAPE)
+    assert (caught.value.rule, caught.value.path) == (f"EMOE-SCH-{rule}", f"program[{index}]")
 
 
 def test_every_rule_is_broken_by_some_program() -> None:
