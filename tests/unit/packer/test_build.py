@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from estream_loader import Package, open_package
 from estream_loader.progress import Progress
 from estream_loader.records import tensors
-from estream_packer import assemble, executors, writer
+from estream_packer import assemble, executors, partial, writer
 from estream_packer import build as build_module
 from estream_packer.build import BuildResult, build
 from estream_packer.families import family_of
@@ -500,7 +500,7 @@ def test_a_full_disk_at_any_stage_leaves_nothing(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     length = build(olmoe_checkpoint("base"), tmp_path / "whole.emoe").summary.file_length
-    create = writer.create_partial
+    create = partial.create_partial
 
     def create_on_full_disk(output: Path) -> tuple[Path, FullDisk]:
         path, file = create(output)
