@@ -178,17 +178,17 @@ def test_a_build_killed_before_its_package_has_a_name_leaves_nothing_that_counts
     assert (names(tmp_path), output.read_bytes()) == (["model.emoe"], expected)
 
 
-def other_options(source: Path) -> BuildOptions:
+def other_options(source: Path, patch: pytest.MonkeyPatch) -> BuildOptions:
     return BuildOptions(experts="w4g64", jobs=1)
 
 
-def written_anew(source: Path) -> BuildOptions:
+def written_anew(source: Path, patch: pytest.MonkeyPatch) -> BuildOptions:
     os.utime(source / "model.safetensors", ns=(0, 0))
     return PLAIN
 
 
-def other_version(source: Path) -> BuildOptions:
-    build_module.VERSIONS = "estream-pack 0 with numpy 0"
+def other_version(source: Path, patch: pytest.MonkeyPatch) -> BuildOptions:
+    patch.setattr("estream_packer.build.VERSIONS", "estream-pack 0 with numpy 0")
     return PLAIN
 
 
@@ -198,10 +198,9 @@ def test_a_half_of_another_package_is_never_gone_on_from(
 ) -> None:
     source, output = write_checkpoint(tmp_path / "checkpoint", "base"), tmp_path / "out" / "model.emoe"
     output.parent.mkdir()
-    monkeypatch.setattr(build_module, "VERSIONS", build_module.VERSIONS)
     stopped(source, output)
     made.clear()
-    options = change(source)
+    options = change(source, monkeypatch)
     build(source, output, options)
     assert len(made) == RECORDS
     assert names(output.parent) == ["model.emoe"]
