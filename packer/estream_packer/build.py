@@ -42,7 +42,7 @@ from estream_packer.packing import (
 from estream_packer.plan import Plan, plan_package
 from estream_packer.recipe import BuildOptions, check_options
 from estream_packer.remote import Place
-from estream_packer.writer import PackageWriter, check_output
+from estream_packer.writer import PackageWriter, check_output, check_space
 from estream_spec.errors import PackError
 from estream_spec.manifest import Provenance, Source
 from estream_spec.records import RecordRange
@@ -141,7 +141,8 @@ def build(
             PackageWriter(output, options.page_shift, binding) as writer,
             contextlib.closing(made(tasks, workers, progress)) as records,
         ):
-            writer.keep(lengths, lambda: progress.advance(next(tasks).amount))
+            if not writer.keep(lengths, lambda: progress.advance(next(tasks).amount)):
+                check_space(output, plan.record_bytes)
             packed = write_package(
                 writer,
                 plan,

@@ -49,16 +49,19 @@ class Journal:
         path: of the journal; it appears with its first entry.
         file: the partial file.
         binding: digest of all that decides the bytes of records.
+        begun: whether there is a journal already; `go_on` is then called before `add`.
+
+    Attributes:
+        begun: whether the journal has an entry, so that what was made is worth keeping.
     """
 
-    def __init__(self, path: Path, file: BinaryIO, binding: bytes):
+    def __init__(self, path: Path, file: BinaryIO, binding: bytes, *, begun: bool = False):
+        self.begun = begun
         self._path, self._file, self._binding = path, file, binding
         self._descriptor = -1
         self._pending, self._pending_bytes = bytearray(), 0
         self._thread = ThreadPoolExecutor(1)
         self._running: Future[None] | None = None
-        self.begun = False
-        """Whether the journal has an entry."""
 
     def go_on(self, entries: Sequence[Entry]) -> None:
         """Take over the journal that is there, of which some first entries hold.
@@ -66,12 +69,12 @@ class Journal:
         Raises:
             OSError: it cannot be written.
         """
-        if entries:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-            os.ftruncate(self._descriptor, len(_head(self._binding)) + len(entries) * (ENTRY.size + CHECK.size))
-            self.begun = True
-        else:
+        self.begun = bool(entries)
+        if not entries:
             self._path.unlink(missing_ok=True)
+            return
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        os.ftruncate(self._descriptor, len(_head(self._binding)) + len(entries) * (ENTRY.size + CHECK.size))
 
     def add(self, entry: Entry, length: int) -> None:
         """Note a record of `length` bytes that has been written.

@@ -128,7 +128,7 @@ class PackageWriter:
                 self._partial, self._file = leaving.path, leaving.file
                 self._kept.extend(leaving.entries)
         if self._binding is not None:
-            self._journal = Journal(journal_of(self._partial), self._file, self._binding)
+            self._journal = Journal(journal_of(self._partial), self._file, self._binding, begun=leaving is not None)
         return self
 
     def __exit__(
@@ -151,7 +151,7 @@ class PackageWriter:
             with contextlib.suppress(OSError):  # a full disk would be reported a second time, by the last flush
                 self._file.close()
 
-    def keep(self, lengths: Iterable[int], tell: Callable[[], object]) -> None:
+    def keep(self, lengths: Iterable[int], tell: Callable[[], object]) -> int:
         """Prove the records that a writer which was stopped has left, and keep them up to the first that fails.
 
         Call it once, before anything is added. The records count as the first that are added; the records given to
@@ -161,11 +161,14 @@ class PackageWriter:
             lengths: bytes of all records of the package, in order.
             tell: called for each record that is kept.
 
+        Returns:
+            How many are kept.
+
         Raises:
             PackError: the file cannot be written.
         """
         if self._journal is None:
-            return
+            return 0
         claimed, offset = list(self._kept), round_up(DATA_START, 1 << self.page_shift)
         self._kept.clear()
         for entry, length in zip(claimed, lengths, strict=False):
@@ -177,6 +180,7 @@ class PackageWriter:
         with _refused(self.output):
             self._open_file.truncate(offset if self._kept else 0)
             self._journal.go_on(self._kept)
+        return len(self._kept)
 
     def add(self, section_type: SectionType, data: bytes, section_id: int = 0, *, compress: bool = False) -> None:
         """Append a section that is read whole.

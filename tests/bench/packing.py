@@ -67,6 +67,7 @@ def run(command: Sequence[str], limit: int | None = None, stop_after: float = 0)
     """
 
     def restrict() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in background jobs
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

@@ -511,6 +511,16 @@ def test_a_full_disk_at_any_stage_leaves_nothing(
     assert error.hint == "free some space there, or write to another place"
 
 
+def test_a_disk_with_too_little_room_is_told_before_anything_is_made(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(build_module, "assemble", None)
+    output = tmp_path / "out" / "model.emoe"
+    refused(olmoe_checkpoint("base"), output, r"package takes [\d,]+ bytes, its disk has room for 1,000")
+
+
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_a_failure_at_the_very_end_leaves_nothing(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch, call: str

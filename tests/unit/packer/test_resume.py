@@ -106,6 +106,18 @@ def test_a_build_may_be_interrupted_again_and_again(
     assert output.read_bytes() == expected
 
 
+def test_a_build_interrupted_while_it_looks_at_what_is_there_loses_nothing(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, made: list[int], expected: bytes
+) -> None:
+    output = tmp_path / "model.emoe"
+    first = stopped(olmoe_checkpoint("base"), output, 0.6)
+    assert stopped(olmoe_checkpoint("base"), output, 0.1) == first
+    made.clear()
+    build(olmoe_checkpoint("base"), output, PLAIN)
+    assert len(made) == RECORDS - int(0.6 * RECORDS)
+    assert output.read_bytes() == expected
+
+
 KILLED: Final = """
 import os, signal, sys
 from estream_packer import journal, writer
