@@ -286,7 +286,7 @@ def _no_weights(folder: Place, names: list[str]) -> PackError:
     return PackError(message, path=str(folder), hint=hint)
 
 
-def _special_tokens(documents: Mapping[str, InputFile], folder: Path) -> SpecialTokens:
+def _special_tokens(documents: Mapping[str, InputFile], folder: Place) -> SpecialTokens:
     names = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
     settings, special, added = (_read_json(documents[name]) if name in documents else {} for name in names)
     return read_special_tokens(settings, special, added, str(folder))
