@@ -18,7 +18,7 @@ from estream_packer.build import build
 from estream_packer.checkpoint import open_checkpoint
 from estream_packer.executors import open_executor
 from estream_packer.journal import StoppedError
-from estream_packer.recipe import BuildOptions
+from estream_packer.recipe import BuildOptions, CalibrationTable
 from estream_packer.writer import PackedRecord
 from estream_spec.errors import PackError
 from fixtures.olmoe import CheckpointFactory, VariantName
@@ -98,6 +98,15 @@ def test_any_executor_makes_the_same_bytes_and_stays_open(
         build(olmoe_checkpoint(variant), tmp_path / "model.emoe", executor=executor)
         assert (tmp_path / "model.emoe").read_bytes() == packed(variant).read_bytes()
         assert executor.submit(len, "abc").result() == 3
+
+
+def test_calibrated_records_are_the_same_bytes(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the three thieves thought that they threw the thimble there " * 4)
+    options = BuildOptions(calibration=CalibrationTable(text=str(text), tokens=64))
+    build(olmoe_checkpoint("base"), tmp_path / "threads.emoe", options)
+    build(olmoe_checkpoint("base"), tmp_path / "model.emoe", options, executor=Sending())
+    assert (tmp_path / "model.emoe").read_bytes() == (tmp_path / "threads.emoe").read_bytes()
 
 
 def test_a_relative_path_is_the_same_for_workers_elsewhere(

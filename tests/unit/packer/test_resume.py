@@ -13,7 +13,7 @@ from estream_loader import open_package
 from estream_packer import assemble, journal
 from estream_packer import build as build_module
 from estream_packer.build import build
-from estream_packer.recipe import BuildOptions
+from estream_packer.recipe import BuildOptions, CalibrationTable
 from estream_packer.writer import PackedRecord
 from estream_spec.errors import FormatError, PackError
 from fixtures.olmoe import EXPERTS, LAYERS, CheckpointFactory, write_checkpoint
@@ -116,6 +116,43 @@ def test_a_build_interrupted_while_it_looks_at_what_is_there_loses_nothing(
     build(olmoe_checkpoint("base"), output, PLAIN)
     assert len(made) == RECORDS - int(0.6 * RECORDS)
     assert output.read_bytes() == expected
+
+
+def test_a_calibrated_build_goes_on_only_with_the_same_calibration(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, made: list[int]
+) -> None:
+    class StopSecond(Stop):
+        """Stops in the second packing, after calibration or within it."""
+
+        def __init__(self, packing: int) -> None:
+            super().__init__(0.5)
+            self._packing = packing
+
+        def begin(self, stage: str, total: int) -> None:
+            self._packing -= stage == "packing"
+
+        def advance(self, amount: int) -> None:
+            if self._packing == 0:
+                super().advance(amount)
+
+    source, output, text = olmoe_checkpoint("base"), tmp_path / "out" / "model.emoe", tmp_path / "text.txt"
+    output.parent.mkdir()
+    options = BuildOptions(jobs=1, calibration=CalibrationTable(text=str(text), tokens=64))
+    words = ("the three thieves thought so " * 9, "a wholly other text, about nothing at all " * 9)
+    for written, redone in ((words[0], RECORDS - RECORDS // 2), (words[1], RECORDS)):
+        text.write_text(words[0])
+        with pytest.raises(KeyboardInterrupt) as stop:
+            build(source, output, options, StopSecond(2))
+        assert len(stop.value.__notes__) == 1
+        text.write_text(written)
+        made.clear()
+        build(source, output, options)
+        assert len(made) == RECORDS + redone  # those that calibration runs, and then the package's
+        assert names(output.parent) == ["model.emoe"]
+        output.unlink()
+    with pytest.raises(KeyboardInterrupt) as stop:
+        build(source, output, options, StopSecond(1))
+    assert (stop.value.__notes__, names(output.parent)) == ([], [])
 
 
 KILLED: Final = """
