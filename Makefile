@@ -48,6 +48,8 @@ check: lint test
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/quality.py
 	$(BIN)/python tests/bench/pack_memory.py
+	$(BIN)/python tests/bench/packing.py disk
+	$(BIN)/python tests/bench/packing.py shards
 	$(BIN)/python tests/bench/broken_builds.py
 	$(BIN)/python tests/bench/mutations.py --count 100000
 	$(BIN)/python tests/bench/mutations.py --flips
@@ -60,6 +62,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/startup.py
 
 bench-large: $(INSTALLED)
+	$(BIN)/python tests/bench/packing.py large
 	$(BIN)/python tests/bench/pipeline.py --shape mixtral-8x7b --dense w4g32 --arena 256M --limit 2G --ratio 1.2 --rounds 1 \
 		--part time
 

@@ -6,10 +6,14 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from estream_loader import open_package
 from estream_loader.progress import Progress, Quiet
@@ -25,20 +29,20 @@ from estream_packer.calibration import (
 from estream_packer.checkpoint import TOKENIZER, TOKENIZER_MODEL, Checkpoint, open_checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import NotFiniteError
+from estream_packer.distant import VERSIONS, Origin, make_record
+from estream_packer.executors import Task, open_workers, worker_threads
 from estream_packer.families import TensorSource, WeightSources, family_of
 from estream_packer.packing import (
     WRITER,
     PackResult,
-    Task,
     build_graphs,
-    job_count,
     made,
-    worker_threads,
     write_package,
 )
 from estream_packer.plan import Plan, plan_package
 from estream_packer.recipe import BuildOptions, check_options
-from estream_packer.writer import PackageWriter, check_output
+from estream_packer.remote import Place
+from estream_packer.writer import PackageWriter, check_output, check_space
 from estream_spec.errors import PackError
 from estream_spec.manifest import Provenance, Source
 from estream_spec.records import RecordRange
@@ -70,26 +74,38 @@ class BuildResult(PackResult, frozen=True, kw_only=True):
 
 
 def build(
-    source: Path, output: Path, options: BuildOptions | None = None, progress: Progress | None = None
+    source: Place,
+    output: Place,
+    options: BuildOptions | None = None,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> BuildResult:
     """Pack a checkpoint into one package.
 
     Everything about the checkpoint but the values of its weights is judged before anything is written. The package
     appears under its name when it is whole; until then, and after a failure, an older one stays as it was. Equal
-    checkpoints and options give equal bytes, whatever the number of jobs, the place, or the time; with targets, if the
-    vendor's compiler is the same, and with calibration, if the processor and the libraries that run the model are.
+    checkpoints and options give equal bytes, whatever the number of jobs, the executor, the place, or the time; with
+    targets, if the vendor's compiler is the same, and with calibration, if the processor and the libraries that run the
+    model are.
 
     Calibration first packs the checkpoint with 8 bits a weight into a temporary folder beside the output, and lets that
     read the text.
 
+    A large build that is interrupted, killed, or loses its workers leaves what it made beside the output, in a file
+    that ends in `.partial`. The same build goes on from there, after it has calibrated anew; a build of anything else
+    removes it.
+
     Args:
-        source: checkpoint folder.
-        output: the package to write.
+        source: checkpoint folder; see `remote.place` for one that is elsewhere.
+        output: the package to write. One that is elsewhere is made in the folder for temporary files, then uploaded.
         options: how to pack; None takes the defaults.
         progress: told how far the build is.
+        executor: makes the records, and stays open; None takes threads of this process. Its workers must be able to
+            open the checkpoint. With one that does not tell how many it has, `options.jobs` should.
 
     Raises:
         PackError: the checkpoint, the options or the output is refused, or a graph that was compiled.
+        StoppedError: workers failed, or what is not on this machine can no longer be reached.
         LinkError: there are targets, and their compiler or simulator does not run here, or there is a text to calibrate
             on and no tokenizer.
         TrapError: calibration met a value that is not finite, or a text of fewer than two tokens.
@@ -100,27 +116,38 @@ def build(
     check_output(output)
     text = _calibration_text(options, output)
     chips = _chips(options)
-    jobs = job_count(options)
     # The checkpoint is closed before the workers are awaited, which ends a long read when the build fails.
-    with worker_threads(1) as background, worker_threads(jobs) as workers, open_checkpoint(source) as checkpoint:
+    with (
+        worker_threads(1) as background,
+        open_workers(options.jobs, executor) as workers,
+        open_checkpoint(source) as checkpoint,
+    ):
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
         weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)
-        calibration = None if text is None else _calibrated(source, output, options, text, progress)
+        calibration = None if text is None else _calibrated(source, output, options, text, progress, executor)
         targets = _compiled(plan, chips)
         sources = background.submit(checkpoint.sources)
         source_bytes = sum(each.length for each in weights.sources())
         progress.begin("packing", source_bytes)
-        with _told_together(checkpoint, weights), PackageWriter(output, options.page_shift) as writer:
+        tasks = _tasks(checkpoint, weights, plan, calibration, shared=workers.shared)
+        lengths = [each.record_length for each in (*plan.dense, *plan.experts) for _ in range(each.count)]
+        binding = _binding(checkpoint, weights, options, plan, calibration)
+        with (
+            _told_together(checkpoint, weights),
+            PackageWriter(output, options.page_shift, binding) as writer,
+            contextlib.closing(made(tasks, workers, progress)) as records,
+        ):
+            if not writer.keep(lengths, lambda: progress.advance(next(tasks).amount)):
+                check_space(output, plan.record_bytes)
             packed = write_package(
                 writer,
                 plan,
                 graphs,
-                made(_dense_tasks(checkpoint, weights, plan, calibration), workers, jobs, progress),
-                made(_expert_tasks(checkpoint, weights, plan, calibration), workers, jobs, progress),
+                records,
                 name=options.name or weights.model.family,
                 provenance=lambda: Provenance(
                     writer=WRITER, licence=options.licence, sources=(*sources.result(), *_sources(calibration))
@@ -134,7 +161,7 @@ def build(
     summary = None if calibration is None else calibration.summary(weights.model)
     notices = [] if summary is None else unreached_notices(summary)
     return BuildResult(
-        output=os.fsencode(output).decode(errors="replace"),
+        output=os.fsencode(str(output)).decode(errors="replace"),
         file_id=packed.file_id,
         content_id=packed.content_id,
         source_bytes=source_bytes,
@@ -196,13 +223,32 @@ def _utf8(text: str, what: str) -> bytes:
         raise PackError(f"{what} has {error.object[error.start]!r}, which is no character") from None
 
 
-def _check_not_input(output: Path, checkpoint: Checkpoint) -> None:
+def _binding(
+    checkpoint: Checkpoint, weights: WeightSources, options: BuildOptions, plan: Plan, calibration: Calibration | None
+) -> bytes:
+    """Digest of all that decides the bytes of records: only what has the same is ever gone on from."""
+    chosen = msgspec.msgpack.encode((msgspec.structs.replace(options, jobs=None, calibration=None), plan.layouts))
+    digest = sha256(b"\0".join((VERSIONS.encode(), checkpoint.fingerprint(), chosen)))
+    for record_range, sources, importance in _makings(weights, plan, calibration):
+        digest.update(repr((record_range, sorted(sources.items()), sorted(importance))).encode())
+        for _, known in sorted(importance.items()):
+            digest.update(known.tobytes())
+    return digest.digest()
+
+
+def _check_not_input(output: Place, checkpoint: Checkpoint) -> None:
     """Refuse to replace a file of the checkpoint, under whatever name."""
-    if output.exists() and any(path.samefile(output) for path in checkpoint.paths()):
+    if any(_are_same(path, output) for path in checkpoint.paths()):
         raise PackError("output is a file of the checkpoint", path=str(output), hint="give another name")
 
 
-def _calibration_text(options: BuildOptions, output: Path) -> CalibrationText | None:
+def _are_same(path: Place, output: Place) -> bool:
+    if isinstance(path, Path) and isinstance(output, Path):
+        return output.exists() and path.samefile(output)
+    return path == output
+
+
+def _calibration_text(options: BuildOptions, output: Place) -> CalibrationText | None:
     """What to calibrate on."""
     table = options.calibration
     if table is None:
@@ -212,21 +258,31 @@ def _calibration_text(options: BuildOptions, output: Path) -> CalibrationText | 
         message = "calibration has nothing to choose: every matrix is stored as it is"
         raise PackError(message, hint="leave it out, or choose fewer bits for the weights")
     text = read_calibration_text(path)
-    if output.exists() and output.samefile(path):
+    if _are_same(path, output):
         raise PackError("output is the calibration text", path=str(output), hint="give another name")
     return text
 
 
 def _calibrated(
-    source: Path, output: Path, options: BuildOptions, text: CalibrationText, progress: Progress
+    source: Place,
+    output: Place,
+    options: BuildOptions,
+    text: CalibrationText,
+    progress: Progress,
+    executor: Executor | None,
 ) -> Calibration:
     """What the checkpoint's model shows when it reads a text."""
     assert options.calibration is not None
     # 8 bits are near enough, and take a quarter of the room of f32. They stand where the package will find room.
     nearly = BuildOptions(experts="w8", dense="w8", activations="f32", jobs=options.jobs)
-    with TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
+    beside = output.parent if isinstance(output, Path) else None
+    with TemporaryDirectory(prefix=f".{output.name}-", dir=beside) as folder:
         path = Path(folder) / "calibration.emoe"
-        build(source, path, nearly, progress)
+        try:
+            build(source, path, nearly, progress, executor)
+        except BaseException as error:
+            error.__notes__ = []  # what it says is kept goes with the folder
+            raise
         with open_package(path) as package:
             return calibrate(package, text, options.calibration.tokens, progress)
 
@@ -236,40 +292,45 @@ def _sources(calibration: Calibration | None) -> tuple[Source, ...]:
     return () if calibration is None else (calibration.source,)
 
 
-def _dense_tasks(
-    checkpoint: Checkpoint, weights: WeightSources, plan: Plan, calibration: Calibration | None
-) -> Iterator[Task]:
-    """The embedding, each layer, and what follows the last."""
-    layers = [(weights.layers[layer], _importance(calibration, layer)) for layer in range(len(weights.layers))]
-    each = [({"embedding": weights.embedding}, {}), *layers, (weights.final, _importance(calibration, None))]
-    for record_range, (sources, importance) in zip(plan.dense, each, strict=True):
-        yield _task(checkpoint, plan, record_range, dict(sources), importance)
+class _Making(NamedTuple):
+    """What a record is made from besides the checkpoint's bytes.
+
+    Attributes:
+        record_range: the range it belongs to.
+        sources: where its tensors come from, by stored name.
+        importance: what a squared error counts in each input channel, by matrix, where that is known.
+    """
+
+    record_range: RecordRange
+    sources: Mapping[str, TensorSource]
+    importance: Mapping[str, Floats]
 
 
-def _expert_tasks(
-    checkpoint: Checkpoint, weights: WeightSources, plan: Plan, calibration: Calibration | None
-) -> Iterator[Task]:
-    """Every expert, layer by layer."""
+def _makings(weights: WeightSources, plan: Plan, calibration: Calibration | None) -> Iterator[_Making]:
+    """Of each record: the embedding, each layer, and what follows the last; then every expert, layer by layer."""
+
+    def importance(layer: int | None, expert: int | None = None) -> Mapping[str, Floats]:
+        return {} if calibration is None else calibration.importance(layer, expert)
+
+    layers = [(weights.layers[layer], importance(layer)) for layer in range(len(weights.layers))]
+    dense = [({"embedding": weights.embedding}, {}), *layers, (weights.final, importance(None))]
+    for record_range, (sources, known) in zip(plan.dense, dense, strict=True):
+        yield _Making(record_range, sources, known)
     for layer, record_range in enumerate(plan.experts):
         for expert in range(record_range.count):
-            importance = _importance(calibration, layer, expert)
-            yield _task(checkpoint, plan, record_range, dict(weights.expert(layer, expert)), importance)
+            yield _Making(record_range, weights.expert(layer, expert), importance(layer, expert))
 
 
-def _importance(calibration: Calibration | None, layer: int | None, expert: int | None = None) -> Mapping[str, Floats]:
-    return {} if calibration is None else calibration.importance(layer, expert)
-
-
-def _task(
-    checkpoint: Checkpoint,
-    plan: Plan,
-    record_range: RecordRange,
-    sources: dict[str, TensorSource],
-    importance: Mapping[str, Floats],
-) -> Task:
-    layout, length = plan.layout(record_range), record_range.record_length
-    return Task(
-        make=partial(assemble, checkpoint, layout, length, sources, importance),
-        cost=length + WORKING_BYTES + max(source.held_bytes for source in sources.values()),
-        amount=sum(source.length for source in sources.values()),
-    )
+def _tasks(
+    checkpoint: Checkpoint, weights: WeightSources, plan: Plan, calibration: Calibration | None, *, shared: bool
+) -> Iterator[Task]:
+    """A task for each record."""
+    make = partial(assemble, checkpoint) if shared else partial(make_record, Origin.of(checkpoint))
+    for record_range, sources, importance in _makings(weights, plan, calibration):
+        length = record_range.record_length
+        yield Task(
+            make=partial(make, plan.layout(record_range), length, dict(sources), importance),
+            length=length,
+            working_bytes=WORKING_BYTES + max(source.held_bytes for source in sources.values()),
+            amount=sum(source.length for source in sources.values()),
+        )

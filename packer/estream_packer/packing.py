@@ -1,21 +1,20 @@
-"""What every way of making a package shares: records made on all processors, a few at a time, and all that follows."""
+"""What every way of making a package shares: records made a few at a time, and all that follows."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from estream_loader.progress import Progress
+from estream_packer import executors
+from estream_packer.executors import Task, Workers
 from estream_packer.graphs import build_graph
 from estream_packer.plan import Plan
-from estream_packer.recipe import BuildOptions
 from estream_packer.schedules import programs_for
 from estream_packer.summary import Summary, summarise
 from estream_packer.writer import PackageWriter, PackedRecord
@@ -32,8 +31,6 @@ from estream_spec.schedule_verifier import verify_program
 if TYPE_CHECKING:
     from estream_packer.htp.targets import Target
 
-IN_FLIGHT_BYTES: Final = 1 << 28
-"""Memory for records being made or waiting to be written; a single larger record has it to itself."""
 WRITER: Final = f"estream-pack {__version__}"
 NO_DOCUMENTS: Final = b"", b""
 
@@ -56,15 +53,6 @@ class PackResult(Struct, frozen=True, kw_only=True):
     seconds: float
     summary: Summary
     notices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One record to make, what it takes in memory, and how far it brings the progress."""
-
-    make: Callable[[], PackedRecord]
-    cost: int
-    amount: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,41 +80,32 @@ class Packed:
         return summarise(self.container, self.manifest.layouts, self.dense, self.experts)
 
 
-def job_count(options: BuildOptions) -> int:
-    """How many records are made at a time."""
-    return options.jobs or len(os.sched_getaffinity(0))
-
-
-@contextlib.contextmanager
-def worker_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that drop what they have not begun when the work ends early."""
-    pool = ThreadPoolExecutor(count)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def made(tasks: Iterable[Task], workers: ThreadPoolExecutor, jobs: int, progress: Progress) -> Iterator[PackedRecord]:
-    """Records in the order of their tasks. At most `jobs + 1` are in flight, and about `IN_FLIGHT_BYTES`."""
+def made(tasks: Iterable[Task], workers: Workers, progress: Progress) -> Generator[PackedRecord]:
+    """Records in the order of their tasks. Few are in flight at a time, and of about `IN_FLIGHT_BYTES`."""
     waiting = deque[tuple[Task, Future[PackedRecord]]]()
     in_flight = 0
 
     def oldest() -> PackedRecord:
         nonlocal in_flight
         task, future = waiting.popleft()
-        record = future.result()
-        in_flight -= task.cost
+        record = workers.result(task, future)
+        in_flight -= workers.cost(task)
         progress.advance(task.amount)
         return record
 
-    for task in tasks:
-        while waiting and (len(waiting) > jobs or in_flight + task.cost > IN_FLIGHT_BYTES):
+    try:
+        for task in tasks:
+            while waiting and (
+                len(waiting) > workers.depth or in_flight + workers.cost(task) > executors.IN_FLIGHT_BYTES
+            ):
+                yield oldest()
+            waiting.append((task, workers.executor.submit(task.make)))
+            in_flight += workers.cost(task)
+        while waiting:
             yield oldest()
-        waiting.append((task, workers.submit(task.make)))
-        in_flight += task.cost
-    while waiting:
-        yield oldest()
+    finally:
+        for _, future in waiting:
+            future.cancel()
 
 
 def build_graphs(plan: Plan) -> list[bytes]:
@@ -141,8 +120,7 @@ def write_package(
     writer: PackageWriter,
     plan: Plan,
     graphs: Sequence[bytes],
-    dense_records: Iterable[PackedRecord],
-    expert_records: Iterable[PackedRecord],
+    records: Iterator[PackedRecord],
     *,
     name: str,
     provenance: Callable[[], Provenance],
@@ -155,8 +133,7 @@ def write_package(
         writer: of the package; committing it is left to the caller.
         plan: what the package holds.
         graphs: of the plan, in its order.
-        dense_records: of the plan's dense ranges, in order.
-        expert_records: of the plan's expert ranges, in order.
+        records: those that the writer does not keep: of the plan's dense ranges, then of its expert ranges, in order.
         name: the model's name, for people.
         provenance: asked for once all records are written.
         documents: tokenizer and chat template, empty where there is none.
@@ -165,8 +142,8 @@ def write_package(
     Raises:
         PackError: it cannot be written.
     """
-    dense = writer.add_records(SectionType.DENSE, plan.dense, dense_records)
-    experts = writer.add_records(SectionType.EXPERTS, plan.experts, expert_records)
+    dense = writer.add_records(SectionType.DENSE, plan.dense, records)
+    experts = writer.add_records(SectionType.EXPERTS, plan.experts, records)
     writer.add(SectionType.DENSE_TABLE, dense.encode())
     writer.add(SectionType.EXPERT_TABLE, experts.encode())
     for graph, data in zip(plan.graphs, graphs, strict=True):

@@ -3,7 +3,7 @@
 A recipe says everything that decides the bytes of a package::
 
     [source]
-    checkpoint = "OLMoE-1B-7B-0924"   # a folder, relative to the recipe
+    checkpoint = "OLMoE-1B-7B-0924"   # a folder, relative to the recipe, or a URL
 
     [model]
     name = "OLMoE 1B-7B"
@@ -43,6 +43,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from estream_packer.checkpoint.files import InputFile
+from estream_packer.remote import Place, place
 from estream_spec import limits
 from estream_spec.constants import DEFAULT_PAGE_SHIFT
 from estream_spec.errors import PackError
@@ -119,7 +120,7 @@ DEFAULTS: Final = BuildOptions()
 
 
 class SourceTable(Struct, frozen=True):
-    """`[source]`: the checkpoint folder, relative to the recipe."""
+    """`[source]`: the checkpoint folder, relative to the recipe, or its URL."""
 
     checkpoint: Annotated[str, Meta(min_length=1)]
 
@@ -197,7 +198,7 @@ def check_options(options: BuildOptions) -> None:
             raise PackError(f"option {field.name} is {value!r}: {_plain(error)}") from None
 
 
-def read_recipe(path: Path) -> tuple[Path, BuildOptions]:
+def read_recipe(path: Path) -> tuple[Place, BuildOptions]:
     """Read a recipe file.
 
     Returns:
@@ -220,7 +221,9 @@ def read_recipe(path: Path) -> tuple[Path, BuildOptions]:
         recipe = msgspec.convert(document, Recipe)
     except msgspec.ValidationError as error:
         raise PackError(f"recipe is not valid: {_plain(error)}", path=str(path)) from None
-    return path.parent / recipe.source.checkpoint, recipe.options(path.parent)
+    checkpoint = place(recipe.source.checkpoint)
+    options = recipe.options(path.parent)
+    return path.parent / checkpoint if isinstance(checkpoint, Path) else checkpoint, options
 
 
 def _check_keys(table: dict[str, Any], struct: type[Struct], path: str, place: str) -> None:

@@ -6,19 +6,16 @@ import os
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Final
 
 from estream_loader.progress import Progress, Quiet
+from estream_packer.executors import Task, open_workers
 from estream_packer.packing import (
     WRITER,
     PackResult,
-    Task,
     build_graphs,
-    job_count,
     made,
-    worker_threads,
     write_package,
 )
 from estream_packer.plan import Plan, plan_package
@@ -27,7 +24,6 @@ from estream_packer.recipe import BuildOptions, check_options
 from estream_packer.writer import PackageWriter, check_output, check_space
 from estream_spec.manifest import Provenance
 from estream_spec.model import ModelDescription
-from estream_spec.records import RecordRange
 
 NO_MEANING: Final = "the weights are random: good for measuring, and what the model says means nothing"
 NO_TOKENIZER: Final = "a synthetic package has no tokenizer, so it takes token ids and no text"
@@ -70,20 +66,17 @@ def synthesise(
     assert 0 <= seed <= MAX_SEED, seed
     check_options(options)
     check_output(output)
-    jobs = job_count(options)
     plan = plan_package(model, options)
     check_space(output, plan.record_bytes)
     graphs = build_graphs(plan)
-    numbers = count()
     progress.begin("writing", plan.record_bytes)
-    with worker_threads(jobs) as workers, PackageWriter(output, options.page_shift) as writer:
+    with open_workers(options.jobs) as workers, PackageWriter(output, options.page_shift) as writer:
         records = RandomRecords(seed, len(model.layers))
         packed = write_package(
             writer,
             plan,
             graphs,
-            made(_tasks(records, plan, plan.dense, numbers), workers, jobs, progress),
-            made(_tasks(records, plan, plan.experts, numbers), workers, jobs, progress),
+            made(_tasks(records, plan), workers, progress),
             name=options.name or f"synthetic {model.family}",
             provenance=lambda: Provenance(
                 writer=f"{WRITER}, synthetic weights of seed {seed}", licence=options.licence
@@ -101,11 +94,10 @@ def synthesise(
     )
 
 
-def _tasks(
-    records: RandomRecords, plan: Plan, ranges: tuple[RecordRange, ...], numbers: Iterator[int]
-) -> Iterator[Task]:
-    """A task for each record of some ranges."""
-    for each in ranges:
-        for _ in range(each.count):
-            make = partial(records.make, next(numbers), plan.layout(each), each.record_length)
-            yield Task(make, cost=each.record_length, amount=each.record_length)
+def _tasks(records: RandomRecords, plan: Plan) -> Iterator[Task]:
+    """A task for each record, dense ones first."""
+    each = [record_range for record_range in (*plan.dense, *plan.experts) for _ in range(record_range.count)]
+    for number, record_range in enumerate(each):
+        length = record_range.record_length
+        make = partial(records.make, number, plan.layout(record_range), length)
+        yield Task(make, length, working_bytes=0, amount=length)

@@ -1,30 +1,33 @@
 """Writes a package in one pass beside its final name, and gives it that name when whole. FORMAT.md sections 3 and 4.
 
-Sections go one behind the other, the directory follows them, the superblocks are filled in last. Until then their slots
-are zero, so what a killed writer leaves behind is no package. Such leavings have names of their own; a lock that dies
-with its writer tells them from the files of a writer at work, and the next writer of the same package removes them.
+Sections go one behind the other, the directory follows them, and the superblocks are filled in when all the rest is on
+the disk. Until then their slots are zero, so what a killed writer leaves behind is no package. How leavings are told
+from files at work is the business of `partial`, and which of their records hold that of `journal`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import re
-import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from pickle import PickleBuffer
 from stat import S_ISDIR, S_ISREG
 from types import TracebackType
-from typing import BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import crc32c
 import zstandard
 
+from estream_packer.journal import Entry, Journal, StoppedError
+from estream_packer.partial import create_partial, journal_of, remove_partial, take_leaving
+from estream_packer.remote import Place, RemotePath
 from estream_spec import limits
 from estream_spec.constants import (
     DATA_START,
@@ -44,9 +47,8 @@ from estream_spec.records import DirectoryEntry, RecordRange, RecordTable, Super
 
 ZSTD_LEVEL: Final = 19
 """Graphs and a tokenizer are small; they are compressed once and read often."""
-PARTIAL_SUFFIX: Final = ".partial"
-MAX_PARTIAL_STEM: Final = 255 - len("..01234567") - len(PARTIAL_SUFFIX)
-"""Bytes of the output's name that fit into that of a partial file, where a name may have 255."""
+PROVING_BYTES: Final = 1 << 20
+"""Bytes read at a time where records are proven."""
 HINTS: Final = {
     errno.ENOSPC: "free some space there, or write to another place",
     errno.EDQUOT: "free some space there, or write to another place",
@@ -72,44 +74,113 @@ class PackedRecord:
     checksum: int
     digest: bytes
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """As bytes, which come without a copy where the protocol can do that."""
+        data = PickleBuffer(self.data) if protocol >= 5 else bytes(self.data)
+        return _record, (data, self.checksum, self.digest)
+
     @classmethod
     def seal(cls, data: memoryview, payload_length: int) -> Self:
         """Name the bytes of a record, of which padding follows the payload."""
         return cls(data, crc32c.crc32c(data), sha256(data[:payload_length]).digest())
 
 
+def _record(data: bytes | bytearray | memoryview, checksum: int, digest: bytes) -> PackedRecord:
+    """A record that came from another process."""
+    return PackedRecord(memoryview(data), checksum, digest)
+
+
 class PackageWriter:
-    """A package being written; a context that leaves either the whole package or nothing.
+    """A package being written; a context that leaves either the whole package or nothing under its name.
 
     Attributes:
         output: final name of the package.
         page_shift: records begin at multiples of `1 << page_shift` bytes.
     """
 
-    def __init__(self, output: Path, page_shift: int):
+    def __init__(self, output: Place, page_shift: int, binding: bytes | None = None):
+        """Nothing is written before the context is entered.
+
+        Args:
+            output: final name of the package.
+            page_shift: records begin at multiples of `1 << page_shift` bytes.
+            binding: digest of all that decides the bytes of records. A writer of the same package and binding can go
+                on where one that was stopped ended. None where going on is not worth its while.
+        """
         self.output, self.page_shift = output, page_shift
+        self._binding = binding
         self._entries: list[DirectoryEntry] = []
+        self._kept = deque[Entry]()
         self._end = 0
+        self._superblock: Superblock | None = None
         self._partial: Path | None = None
         self._file: BinaryIO | None = None
+        self._journal: Journal | None = None
 
     def __enter__(self) -> Self:
         check_output(self.output)
-        _remove_leavings(self.output)
+        staging = _staging(self.output)
+        leaving = take_leaving(staging, self._binding)
         with _refused(self.output):
-            self._partial, self._file = _create_partial(self.output)
+            if leaving is None:
+                self._partial, self._file = create_partial(staging)
+            else:
+                self._partial, self._file = leaving.path, leaving.file
+                self._kept.extend(leaving.entries)
+        if self._binding is not None:
+            self._journal = Journal(journal_of(self._partial), self._file, self._binding, begun=leaving is not None)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._journal is not None:
+            stopped = isinstance(error, StoppedError) or not isinstance(error, Exception | None)
+            if stopped:
+                with contextlib.suppress(OSError):  # then fewer records are kept
+                    self._journal.finish()
+            self._journal.close()
+            if stopped and self._journal.begun:
+                assert error is not None
+                error.add_note(f"what was made is kept in {self._partial}, and the same build goes on from there")
+                self._partial = None
         # The name goes first: the lock must be held for as long as the file can be seen.
         if self._partial is not None:
-            with contextlib.suppress(OSError):  # gone already, after a commit
-                self._partial.unlink()
+            remove_partial(self._partial)
         if self._file is not None:
             with contextlib.suppress(OSError):  # a full disk would be reported a second time, by the last flush
                 self._file.close()
+
+    def keep(self, lengths: Iterable[int], tell: Callable[[], object]) -> int:
+        """Prove the records that a writer which was stopped has left, and keep them up to the first that fails.
+
+        Call it once, before anything is added. The records count as the first that are added; the records given to
+        `add_records` are those that follow.
+
+        Args:
+            lengths: bytes of all records of the package, in order.
+            tell: called for each record that is kept.
+
+        Returns:
+            How many are kept.
+
+        Raises:
+            PackError: the file cannot be written.
+        """
+        if self._journal is None:
+            return 0
+        claimed, offset = list(self._kept), round_up(DATA_START, 1 << self.page_shift)
+        self._kept.clear()
+        for entry, length in zip(claimed, lengths, strict=False):
+            if _checksum(self._open_file.fileno(), offset, length) != entry.checksum:
+                break
+            self._kept.append(entry)
+            offset += length
+            tell()
+        with _refused(self.output):
+            self._open_file.truncate(offset if self._kept else 0)
+            self._journal.go_on(self._kept)
+        return len(self._kept)
 
     def add(self, section_type: SectionType, data: bytes, section_id: int = 0, *, compress: bool = False) -> None:
         """Append a section that is read whole.
@@ -148,7 +219,8 @@ class PackageWriter:
         Args:
             section_type: `DENSE` or `EXPERTS`.
             ranges: where the records stand in it.
-            records: all of them, in order; each is let go once it is written.
+            records: those that are not kept, in order; each is let go once it is written. No more are taken than the
+                section holds.
 
         Returns:
             The table that describes them.
@@ -157,11 +229,12 @@ class PackageWriter:
             PackError: they cannot be written.
         """
         offset = self._begin_section(self.page_shift)
-        checksums, digests = [], []
-        for record in records:
-            self._write(record.data)
-            checksums.append(record.checksum)
-            digests.append(record.digest)
+        checksums, digests, missing = [], [], iter(records)
+        for record_range in ranges:
+            for _ in range(record_range.count):
+                entry = self._next_record(missing, record_range.record_length)
+                checksums.append(entry.checksum)
+                digests.append(entry.digest)
         table = RecordTable(ranges=ranges, checksums=tuple(checksums), digests=tuple(digests))
         length = self._end - offset
         assert length == ranges[-1].end, (length, ranges[-1])
@@ -203,10 +276,7 @@ class PackageWriter:
             directory_length=len(directory),
             directory_sha256=sha256(directory).digest(),
         )
-        with _refused(self.output):
-            for place in SUPERBLOCK_OFFSETS:
-                self._open_file.seek(place)
-                self._open_file.write(superblock.encode())
+        self._superblock = superblock
         return Container(superblock, entries)
 
     def commit(self) -> None:
@@ -216,11 +286,36 @@ class PackageWriter:
             PackError: it cannot be written.
         """
         assert self._partial is not None
+        assert self._superblock is not None, "the package has not been finished"
         with _refused(self.output):
             self._open_file.flush()
             os.fsync(self._open_file.fileno())
+            for place in SUPERBLOCK_OFFSETS:
+                self._open_file.seek(place)
+                self._open_file.write(self._superblock.encode())
+            self._open_file.flush()
+            os.fsync(self._open_file.fileno())
+            if isinstance(self.output, RemotePath):
+                self.output.upload(self._partial)
+                return
+            journal_of(self._partial).unlink(missing_ok=True)
             self._partial.replace(self.output)
             _sync_folder(self.output.parent)
+
+    def _next_record(self, missing: Iterator[PackedRecord], length: int) -> Entry:
+        """Keep the next record where it is there, else take it and write it."""
+        if self._kept:
+            self._open_file.seek(length, os.SEEK_CUR)
+            self._end += length
+            return self._kept.popleft()
+        record = next(missing)
+        assert len(record.data) == length, (len(record.data), length)
+        self._write(record.data)
+        entry = Entry(record.checksum, record.digest)
+        if self._journal is not None:
+            with _refused(self.output):
+                self._journal.add(entry, length)
+        return entry
 
     @property
     def _open_file(self) -> BinaryIO:
@@ -239,12 +334,16 @@ class PackageWriter:
         return begin
 
 
-def check_output(output: Path) -> None:
+def check_output(output: Place) -> None:
     """Refuse a name that no package can take.
 
     Raises:
-        PackError: it is a folder, a device, or anything else that is not a plain file; or it is too long.
+        PackError: it is a folder, a device, or anything else that is not a plain file; or it is too long; or it is
+            remote and nothing can be written there.
     """
+    if isinstance(output, RemotePath):
+        output.check_writable()
+        return
     with _refused(output):
         try:
             mode = output.stat().st_mode
@@ -256,7 +355,7 @@ def check_output(output: Path) -> None:
         raise PackError("output exists and is not a plain file", path=str(output), hint="write to another place")
 
 
-def check_space(output: Path, length: int) -> None:
+def check_space(output: Place, length: int) -> None:
     """Refuse to begin a package that its disk has no room for, beside an older one of that name.
 
     Args:
@@ -266,15 +365,16 @@ def check_space(output: Path, length: int) -> None:
     Raises:
         PackError: there is less room, or no such folder.
     """
+    folder = _staging(output).parent
     with _refused(output):
-        free = shutil.disk_usage(output.parent).free
+        free = shutil.disk_usage(folder).free
     if free < length:
         message = f"package takes {length:,} bytes, its disk has room for {free:,}"
-        raise PackError(message, path=str(output), hint=HINTS[errno.ENOSPC])
+        raise PackError(message, path=str(output if isinstance(output, Path) else folder), hint=HINTS[errno.ENOSPC])
 
 
 @contextlib.contextmanager
-def _refused(output: Path) -> Iterator[None]:
+def _refused(output: Place) -> Iterator[None]:
     """Turn what the operating system refuses into one kind of error."""
     try:
         yield
@@ -291,49 +391,26 @@ def _compressed(data: bytes) -> tuple[bytes, Codec]:
     return data, Codec.NONE
 
 
-def _partial_stem(output: Path) -> str:
-    """How partial files of the output are called: by its name, or where that is long, its beginning and digest."""
-    name = os.fsencode(output.name)
-    if len(name) <= MAX_PARTIAL_STEM:
-        return output.name
-    digest = sha256(name).hexdigest()[:16]
-    return f"{name[: MAX_PARTIAL_STEM - len(digest) - 1].decode(errors='ignore')}~{digest}"
+def _staging(output: Place) -> Path:
+    """The file of this machine beside which partial files are made: a remote package is written here, then uploaded."""
+    if isinstance(output, Path):
+        return output
+    return Path(tempfile.gettempdir(), f"{output.name}~{sha256(str(output).encode()).hexdigest()[:16]}")
 
 
-def _create_partial(output: Path) -> tuple[Path, BinaryIO]:
-    """Make a locked file beside the output."""
-    stem = _partial_stem(output)
-    while True:
-        path = output.parent / f".{stem}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        file = os.fdopen(descriptor, "wb")
-        with contextlib.suppress(OSError):  # some network file systems know no locks; then nothing is ever swept there
-            fcntl.flock(file, fcntl.LOCK_EX)
-        # Another writer may have taken the new file for a leaving before it was locked.
-        if os.fstat(descriptor).st_nlink > 0:
-            return path, file
-        file.close()
-
-
-def _remove_leavings(output: Path) -> None:
-    """Remove the partial files of this output whose writers are dead, as far as that is possible."""
-    leaving = re.compile(rf"\.{re.escape(_partial_stem(output))}\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}")
-    with contextlib.suppress(OSError):
-        for path in output.parent.iterdir():
-            if leaving.fullmatch(path.name):
-                with contextlib.suppress(OSError):
-                    _remove_leaving(path)
-
-
-def _remove_leaving(path: Path) -> None:
-    """Remove a regular file that nobody has locked. A pipe is not waited for, a link not followed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    try:
-        if S_ISREG(os.fstat(descriptor).st_mode):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-    finally:
-        os.close(descriptor)
+def _checksum(descriptor: int, offset: int, length: int) -> int | None:
+    """crc32c of a stretch of a file; None if it ends early or cannot be read."""
+    buffer, checksum, end = memoryview(bytearray(min(PROVING_BYTES, length))), 0, offset + length
+    while offset < end:
+        try:
+            count = os.preadv(descriptor, [buffer[: end - offset]], offset)
+        except OSError:
+            return None
+        if count == 0:
+            return None
+        checksum = crc32c.crc32c(buffer[:count], checksum)
+        offset += count
+    return checksum
 
 
 def _sync_folder(folder: Path) -> None:

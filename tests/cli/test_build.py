@@ -87,6 +87,36 @@ def test_a_recipe_is_never_overruled_and_never_replaced(
     assert names(tmp_path) == ["recipe.toml"]
 
 
+def test_processes_and_urls_give_the_same_package(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
+) -> None:
+    source = olmoe_checkpoint("base")
+    assert pack("build", source, "-o", tmp_path / "threads.emoe").code == 0
+    urls = f"file://{source}", "-o", f"file://{tmp_path}/processes.emoe"
+    code, out, err = pack("build", *urls, "--executor", "processes", "--jobs", "2")
+    assert (code, err) == (0, "")
+    assert f"wrote {tmp_path}/processes.emoe" in out
+    assert (tmp_path / "processes.emoe").read_bytes() == (tmp_path / "threads.emoe").read_bytes()
+
+
+def test_an_executor_or_a_place_that_cannot_be_had_exits_with_1(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
+) -> None:
+    source, output = olmoe_checkpoint("base"), tmp_path / "x.emoe"
+    for arguments, message in (
+        ((source, "-o", output, "--executor", "gpu"), "unknown executor 'gpu', expected threads, processes or dask"),
+        ((source, "-o", output, "--executor", "dask://127.0.0.1:1"), "scheduler cannot be reached"),
+        (("nosuch://model", "-o", output), "URL cannot be used: protocol not known"),
+        ((source, "-o", "nosuch://x.emoe"), "URL cannot be used: protocol not known"),
+    ):
+        code, out, err = pack("build", *arguments)
+        assert (code, out) == (1, "")
+        assert err.startswith("estream-pack: error: ")
+        assert message in err
+        assert "Traceback" not in err
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -10,11 +10,12 @@ import click
 from estream_loader.console import FILE, print_json
 from estream_packer.commands.options import show_package, weight_options
 from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions
+from estream_packer.remote import Place, place
 
 
 @click.command(short_help="Pack a checkpoint into one package.")
-@click.argument("source", type=FILE)
-@click.option("-o", "--output", type=FILE, required=True, help="The package to write.")
+@click.argument("source", type=place)
+@click.option("-o", "--output", type=place, required=True, help="The package to write: a file, or a URL.")
 @weight_options
 @click.option("--name", help="The model's name, for people.  [default: its family]")
 @click.option("--licence", help="SPDX expression of the weights' licence.")
@@ -28,26 +29,48 @@ from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions
     "--calibrate", type=FILE, help="Text, UTF-8, that the model reads first to find out which weights matter."
 )
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Records made at a time.  [default: one per processor]")
+@click.option(
+    "--executor",
+    default="threads",
+    show_default=True,
+    metavar="threads|processes|dask://HOST:PORT",
+    help="Who makes the records: this program, more of its kind, or a Dask cluster that sees SOURCE as well.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
-    source: Path, output: Path, jobs: int | None, as_json: bool, **choices: str | Path | tuple[str, ...] | None
+    source: Place,
+    output: Place,
+    jobs: int | None,
+    executor: str,
+    as_json: bool,
+    **choices: str | Path | tuple[str, ...] | None,
 ) -> None:
     """Pack SOURCE, a Hugging Face checkpoint folder or a recipe (.toml), into one .emoe package.
 
-    A recipe says everything that decides the package, so only -o, --jobs and --json go with one.
+    A recipe says everything that decides the package, so only -o, --jobs, --executor and --json go with one. SOURCE and
+    the package may be URLs of any file system that fsspec knows, such as s3://bucket/model.
+
+    A build that is stopped goes on where it ended when it is begun again.
     """
     import msgspec
 
     from estream_loader.progress import open_progress
     from estream_packer.build import build
+    from estream_packer.executors import open_executor
 
     given = {option: value for option, value in choices.items() if value not in (None, ())}
-    if source.suffix.lower() == ".toml":
+    if isinstance(source, Path) and source.suffix.lower() == ".toml":
         checkpoint, options = _from_recipe(source, output, given)
     else:
         checkpoint, options = source, _from_flags(given)
-    with open_progress() as progress:
-        result = build(checkpoint, output, msgspec.structs.replace(options, jobs=jobs), progress)
+    options = msgspec.structs.replace(options, jobs=jobs)
+    try:
+        with open_executor(executor, jobs) as workers, open_progress() as progress:
+            result = build(checkpoint, output, options, progress, workers)
+    except BaseException as error:
+        for note in getattr(error, "__notes__", ()):  # where what was made is kept
+            click.echo(f"notice: {note}", err=True)
+        raise
     for notice in result.notices:
         click.echo(f"notice: {notice}", err=True)
     if as_json:
@@ -70,7 +93,7 @@ def _from_flags(given: Mapping[str, object]) -> BuildOptions:
     return msgspec.structs.replace(DEFAULTS, **options)
 
 
-def _from_recipe(recipe: Path, output: Path, given: Mapping[str, object]) -> tuple[Path, BuildOptions]:
+def _from_recipe(recipe: Path, output: Place, given: Mapping[str, object]) -> tuple[Place, BuildOptions]:
     """Checkpoint and options from a recipe, which no flag may contradict and no package replace."""
     from estream_packer.recipe import read_recipe
     from estream_spec.errors import PackError
@@ -80,6 +103,6 @@ def _from_recipe(recipe: Path, output: Path, given: Mapping[str, object]) -> tup
         message = f"{flags} cannot be given with a recipe: say it in {recipe.name}"
         raise click.UsageError(message, click.get_current_context())
     found = read_recipe(recipe)
-    if output.exists() and output.samefile(recipe):
+    if isinstance(output, Path) and output.exists() and output.samefile(recipe):
         raise PackError("output is the recipe", path=str(output), hint="give another name")
     return found

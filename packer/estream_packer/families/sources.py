@@ -14,7 +14,7 @@ from estream_packer.checkpoint.coding import Coding
 from estream_packer.checkpoint.safetensors import NotFiniteError
 from estream_packer.families.places import Place
 
-_BLOCK_WEIGHTS = 1 << 19
+_BLOCK_WEIGHTS = 1 << 17
 """Weights read at a time where a whole matrix is gathered."""
 
 
@@ -56,7 +56,7 @@ class TensorSource:
             rows: which output channels, step 1, so columns of a matrix as it is stored.
 
         Returns:
-            A new contiguous array, f32, finite.
+            A new array, f32, finite. One that the checkpoint holds the other way round still lies in memory as there.
 
         Raises:
             PackError: see `Checkpoint.read`.
@@ -74,7 +74,7 @@ class TensorSource:
             if not np.isfinite(values).all():
                 message = f"tensor {self.name!r} leaves the range of f32 when multiplied by {place.multiplier:g}"
                 raise NotFiniteError(message, path=str(checkpoint.folder))
-        return np.ascontiguousarray(values.T if place.layout == "out-in" else values)
+        return values.T if place.layout == "out-in" else values
 
     def blocks(self, checkpoint: Checkpoint, weights: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """The tensor as `read` returns it, some output channels at a time.

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from estream_loader.progress import Progress
-from estream_packer.htp.children import begin, child_processes, result_of
+from estream_packer.children import begin, child_processes, result_of
 from estream_packer.htp.compiler import Compiled, Tile
 from estream_packer.htp.context import sdk_build
 from estream_packer.htp.joined import join, names_in_context

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_loader.progress import Progress
+from estream_packer.children import begin, child_processes, result_of
 from estream_packer.graphs import build_graph
-from estream_packer.htp.children import begin, child_processes, result_of
 from estream_runtime.backends.htp import HtpBackend
 from estream_runtime.backends.protocol import GraphKey
 from estream_runtime.backends.reference import ReferenceBackend

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from estream_loader import Package, open_package
 from estream_loader.progress import Progress
 from estream_loader.records import tensors
-from estream_packer import assemble, packing, writer
+from estream_packer import assemble, executors, partial, writer
 from estream_packer import build as build_module
 from estream_packer.build import BuildResult, build
 from estream_packer.families import family_of
@@ -306,7 +306,7 @@ def test_blocks_do_not_show_in_the_package(
     build(olmoe_checkpoint("base"), tmp_path / "whole.emoe")
     # 13 rows of the checkpoint at a time, or one large record in flight at most.
     monkeypatch.setattr(assemble, "BLOCK_WEIGHTS", 13 * HIDDEN)
-    monkeypatch.setattr(packing, "IN_FLIGHT_BYTES", 1)
+    monkeypatch.setattr(executors, "IN_FLIGHT_BYTES", 1)
     build(olmoe_checkpoint("base"), tmp_path / "blocks.emoe")
     assert (tmp_path / "blocks.emoe").read_bytes() == (tmp_path / "whole.emoe").read_bytes()
 
@@ -500,15 +500,25 @@ def test_a_full_disk_at_any_stage_leaves_nothing(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     length = build(olmoe_checkpoint("base"), tmp_path / "whole.emoe").summary.file_length
-    create = writer._create_partial
+    create = partial.create_partial
 
     def create_on_full_disk(output: Path) -> tuple[Path, FullDisk]:
         path, file = create(output)
         return path, FullDisk(file, int(share * length))
 
-    monkeypatch.setattr(writer, "_create_partial", create_on_full_disk)
+    monkeypatch.setattr(writer, "create_partial", create_on_full_disk)
     error = refused(olmoe_checkpoint("base"), tmp_path / "out" / "model.emoe", "cannot be written: no space left")
     assert error.hint == "free some space there, or write to another place"
+
+
+def test_a_disk_with_too_little_room_is_told_before_anything_is_made(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(build_module, "assemble", None)
+    output = tmp_path / "out" / "model.emoe"
+    refused(olmoe_checkpoint("base"), output, r"package takes [\d,]+ bytes, its disk has room for 1,000")
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])

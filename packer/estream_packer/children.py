@@ -1,4 +1,4 @@
-"""Processes of their own for the vendor's compiler and simulator, which may end the one they are in."""
+"""Processes of their own: to work beside this one, or because the work may end the process it is in."""
 
 from __future__ import annotations
 
