@@ -95,3 +95,12 @@ def test_large_numbers_pass_a_dense_block(opened: Callable[[str], HtpBackend]) -
     assert np.abs(given.plain["normed"] @ given.plain["dense_up"]).max() > 16384
     found, expected = opened("mixed").run("dense", 0, given.stored), expected_of("dense", 0, given.plain, MIXED)
     assert worst_row(found["y"], expected["y"]) < MOST_ERROR
+
+
+@pytest.mark.parametrize("size", [-6e4, -100, 100, 6e4])
+def test_a_clamped_gate_may_be_as_large_as_fp16_lets_it(size: float, opened: Callable[[str], HtpBackend]) -> None:
+    given = case("expert", 0, encoded("expert", "w8", MIXED), 4, model=MIXED)
+    for name in ("gate.bias", "up.bias"):
+        given.stored[name][:] = size  # both forms share it
+    found, expected = opened("mixed").run("expert", 0, given.stored), expected_of("expert", 0, given.plain, MIXED)
+    assert worst_row(found["y"], expected["y"]) < MOST_ERROR
