@@ -195,7 +195,8 @@ def test_biases_and_sinks_are_of_both_signs_and_shares_of_the_size_of_one() -> N
     for model in (MIXED, LAYER_NORMS):
         for role in ROLES:
             for index in range(class_count(role, model)):
-                encodings: tuple[Encoding, ...] = ("f32",) * len(role_shape(role, model, index).matrices)
+                alone: tuple[Encoding] = ("f32",)
+                encodings = alone * len(role_shape(role, model, index).matrices)
                 graph = BinaryGraph(name="graph", role=role, shape_class=index, tokens=32, keys=9, encodings=encodings)
                 _, plain = inputs_of(graph, model)
                 for name, vector in plain.items():
