@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
 from fixtures.compiled import compile_package
+from fixtures.families import write_checkpoint as write_family
 from fixtures.olmoe import CheckpointFactory, VariantName, write_checkpoint
-from fixtures.packed import PackageFactory
+from fixtures.packed import FamilyFactory, PackageFactory
 from fixtures.reference import Reference, ReferenceLoader, reference_path
 
 
@@ -39,6 +41,20 @@ def packed(tmp_path_factory: pytest.TempPathFactory, olmoe_checkpoint: Checkpoin
             made[key] = root / f"{len(made)}-{variant}.emoe"
             build(olmoe_checkpoint(variant), made[key], key[1])
         return made[key]
+
+    return pack
+
+
+@pytest.fixture(scope="session")
+def packed_family(tmp_path_factory: pytest.TempPathFactory) -> FamilyFactory:
+    """`packed_family(name, options=None)`: a package of one of `fixtures.families`, shared by all: read only."""
+    root = tmp_path_factory.mktemp("families")
+
+    @cache
+    def pack(name: str, options: BuildOptions | None = None) -> Path:
+        folder = root / f"{name}-{len(list(root.iterdir()))}"
+        build(write_family(folder / "checkpoint", name), folder / "model.emoe", options)
+        return folder / "model.emoe"
 
     return pack
 

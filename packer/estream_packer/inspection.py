@@ -154,7 +154,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         extents: every stretch of the package in order; their stored lengths add up to its length.
         summary: weights by role, bytes by purpose.
         records: records by section and layout.
-        ranges: where the records are, in order.
+        ranges: where the records are, in order; a layer without experts has none there.
         graphs: portable graphs.
         binaries: graphs compiled for accelerators.
         local_device_configurations: how to run here, added where the package is used, the default device's first.
@@ -268,9 +268,10 @@ def _extents(container: Container) -> Iterator[Extent]:
 
 def _record_groups(package: Package) -> Iterator[RecordGroup]:
     for section, table in (("dense", package.dense.table), ("experts", package.experts.table)):
-        for index in dict.fromkeys(each.layout for each in table.ranges):
+        filled = [each for each in table.ranges if each.count]  # a layer without experts has a range of none
+        for index in dict.fromkeys(each.layout for each in filled):
             layout = package.manifest.layouts[index]
-            alike = [each for each in table.ranges if each.layout == index]
+            alike = [each for each in filled if each.layout == index]
             length = alike[0].record_length
             yield RecordGroup(
                 section=section,
@@ -293,6 +294,8 @@ def _ranges(package: Package) -> Iterator[RecordRangeSummary]:
     )
     for section, kind, table, names in sections:
         for each, (name, layer) in zip(table.ranges, names, strict=True):
+            if not each.count:
+                continue
             yield RecordRangeSummary(
                 section=section,
                 name=name,

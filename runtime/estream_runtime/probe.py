@@ -97,11 +97,12 @@ def probe(package: Package, name: str, threads: int | None, progress: Progress) 
 def _computing(session: Session) -> str:
     """What computes, in words."""
     manifest, backend = session.package.manifest, session.backend
-    shape_class = layer_classes(manifest.model, 0)["expert"]
+    layer = manifest.model.expert_layers[0]
+    shape_class = layer_classes(manifest.model, layer)["expert"]
     [activations] = {
         graph.activations for graph in manifest.graphs if (graph.role, graph.shape_class) == ("expert", shape_class)
     }
-    layout = session.package.experts.place(0).layout
+    layout = session.package.experts.place(layer).layout
     encodings = ", ".join(sorted({each.encoding for each in layout.matrices})) or "f32"
     name = f"{backend.name} ({backend.detail})" if backend.detail else backend.name
     return f"backend {name}, {session.threads} threads, experts stored as {encodings}, {activations} activations"
@@ -125,12 +126,13 @@ def _experts(layers: Sequence[LayerTime], call_s: float, model: ModelDescription
     if not busy:
         hint = "run it where there is more memory, so that more experts are in the arena"
         raise LinkError("no prompt had a token for the experts in the arena, nothing is known of their time", hint=hint)
+    layer = model.expert_layers[0]
     fit = fit_experts(
         [each.rows / each.active for each in busy],
         [each.alone_s(call_s) / each.active for each in busy],
-        expert_weights(model, 0),
+        expert_weights(model, layer),
     )
-    how = f"medians over the experts of the first layer, in the arena already; {computing}"
+    how = f"medians over the experts of the first layer that has any, in the arena already; {computing}"
     return ExpertTimes(
         group_call_s=_seconds(
             call_s, f"to await, use and release a group that is there, beyond its experts' own calls; {how}"
@@ -139,7 +141,7 @@ def _experts(layers: Sequence[LayerTime], call_s: float, model: ModelDescription
             fit.weight_s, f"what no tokens would take by a straight line through few: to expand, pack, call; {how}"
         ),
         flops=Curve(
-            at=(model.expert_block(0).intermediate,),
+            at=(model.expert_block(layer).intermediate,),
             values=(fit.flops,),
             basis="measured",
             source=f"the best rate by tokens of what tokens take beyond that; {how}",
@@ -154,10 +156,11 @@ def _layer_flops(layers: Sequence[LayerTime], model: ModelDescription, computing
     return Curve(
         at=tuple(each.tokens for each in layers),
         values=tuple(
-            layer_operations(model, 0, each.tokens) / took for each, took in zip(layers, seconds, strict=True)
+            layer_operations(model, model.expert_layers[0], each.tokens) / took
+            for each, took in zip(layers, seconds, strict=True)
         ),
         basis="measured",
-        source=f"attention, its masks, and routing of the first layer, medians; {computing}",
+        source=f"all but the experts of the first layer that has any, medians; {computing}",
     )
 
 

@@ -1,14 +1,15 @@
 """Measures how long the interpreter computes, on programs of one layer whose experts are in the arena already.
 
 What is timed is what a prompt goes through, instruction by instruction: attention with its masks and tables of
-positions, routing, and experts from their records in the arena to what they add to each row.
+positions, routing, the dense block, and experts from their records in the arena to what they add to each row. The layer
+is the first that has experts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Final
@@ -24,7 +25,7 @@ from estream_runtime.session import Session
 from estream_spec.errors import LinkError
 from estream_spec.model import ModelDescription
 from estream_spec.profile_fit import LEAST, Loss, fit_toll
-from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Policy, Program
+from estream_spec.schedule import OPERANDS, ExpertShape, Instruction, Opcode, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
 
 HELD_BYTES: Final = 512 << 20
@@ -112,8 +113,18 @@ class PagedTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Experts of the first layer that stay in the arena: `banks` groups of `group_size`."""
+    """Experts of a layer that stay in the arena: `banks` groups of `group_size`.
 
+    Attributes:
+        layer: the first that has any.
+        before: the steps of the layer up to its experts.
+        group_size: experts in a group.
+        banks: groups.
+        bank_bytes: room of each.
+    """
+
+    layer: int
+    before: tuple[Opcode, ...]
     group_size: int
     banks: int
     bank_bytes: int
@@ -125,7 +136,8 @@ class Held:
         Raises:
             LinkError: not even one is.
         """
-        count, record = shape.counts[0], max(shape.record_lengths)
+        layer = _with_experts(shape)[0]
+        count, record = shape.counts[layer], max(shape.record_lengths)
         share, left = memory_bytes // HELD_SHARE, memory_bytes - beside
         if record > share:
             message = f"one expert takes {record} bytes, expected at most {share}, a quarter of the memory"
@@ -138,7 +150,8 @@ class Held:
         group_size = 1 << fitting.bit_length() - 1
         bank_bytes = shape.bank_bytes(group_size)
         banks = min(-(-count // group_size), room // bank_bytes)
-        return cls(group_size=group_size, banks=banks, bank_bytes=bank_bytes)
+        before = shape.steps(layer)[:-1]
+        return cls(layer=layer, before=before, group_size=group_size, banks=banks, bank_bytes=bank_bytes)
 
     @property
     def arena_bytes(self) -> int:
@@ -147,42 +160,53 @@ class Held:
 
     def load(self) -> Program:
         """Brings them into the arena."""
-        instructions = [
-            Instruction(opcode, 0, *each) for opcode in (Opcode.FILL, Opcode.AWAIT) for each in self._places
-        ]
-        return self._program(Phase.LOAD, instructions)
+        return self._program(Phase.LOAD, [*self._of_groups(Opcode.FILL), *self._of_groups(Opcode.AWAIT)])
 
-    def layer(self) -> Program:
-        """The first layer: attention twice, so that the second time is of nothing else; then its experts."""
-        attention = [Instruction(Opcode.ATTEND, 0), Instruction(Opcode.ROUTE, 0)]
-        fills = [Instruction(Opcode.FILL, 0, *each) for each in self._places]
-        computing = (Opcode.AWAIT, Opcode.EXPERTS, Opcode.RELEASE)
-        experts = [Instruction(opcode, 0, *each) for each in self._places for opcode in computing]
-        ending = [Instruction(Opcode.COMBINE, 0), Instruction(Opcode.HEAD)]
-        return self._program(Phase.PREFILL, [Instruction(Opcode.EMBED), *attention * 2, *fills, *experts, *ending])
+    def prefill(self) -> Program:
+        """The layer: all but its experts twice, of which from routing to routing is timed; then its experts.
+
+        The second time ends with routing, so that nothing comes between it and the experts.
+        """
+        steps = [*self.before, Opcode.ATTEND, Opcode.ROUTE]
+        experts = self._of_groups(Opcode.AWAIT, Opcode.EXPERTS, Opcode.RELEASE)
+        return self._prefill([*self._steps(*steps), *self._of_groups(Opcode.FILL), *experts])
 
     def calls(self) -> Program:
-        """The first layer, whose groups are called several times each."""
-        calling = (Opcode.FILL, Opcode.AWAIT, Opcode.EXPERTS, Opcode.RELEASE)
-        experts = [Instruction(opcode, 0, *each) for each in self._places * _CALL_REPEATS for opcode in calling]
-        beginning = [Instruction(Opcode.EMBED), Instruction(Opcode.ATTEND, 0), Instruction(Opcode.ROUTE, 0)]
-        ending = [Instruction(Opcode.COMBINE, 0), Instruction(Opcode.HEAD)]
-        return self._program(Phase.PREFILL, [*beginning, *experts, *ending])
+        """The layer, whose groups are called several times each."""
+        experts = self._of_groups(Opcode.FILL, Opcode.AWAIT, Opcode.EXPERTS, Opcode.RELEASE)
+        return self._prefill([*self._steps(Opcode.ATTEND, Opcode.ROUTE), *experts * _CALL_REPEATS])
 
     def paged(self, shape: ExpertShape, group_size: int) -> Program:
-        """The first layers, whose experts are read beside computing; those of more than one layer do not all stay."""
-        first = ExpertShape(counts=shape.counts[:_TOLL_LAYERS], record_lengths=shape.record_lengths[:_TOLL_LAYERS])
-        return compile_program(
-            first,
+        """The first layers that have experts, which are read beside computing; those of several do not all stay.
+
+        What stands before the first layer's routing is not timed, so its dense block, which comes later, is left out.
+        """
+        layers = _with_experts(shape)[:_TOLL_LAYERS]
+        program = compile_program(
+            ExpertShape(
+                counts=tuple(shape.counts[layer] for layer in layers),
+                record_lengths=tuple(shape.record_lengths[layer] for layer in layers),
+                dense_layers=frozenset(at for at, layer in enumerate(layers) if at and layer in shape.dense_layers),
+            ),
             arena_bytes=self.arena_bytes,
             group_size=group_size,
             prefetch_depth=min(_TOLL_DEPTH, self.banks - 1),
         )
+        own = (
+            each._replace(layer=layers[each.layer]) if OPERANDS[each.opcode] else each for each in program.instructions
+        )
+        return replace(program, instructions=tuple(own))
 
-    @property
-    def _places(self) -> list[tuple[int, int]]:
-        """Each group and its bank."""
-        return [(number, number) for number in range(self.banks)]
+    def _steps(self, *opcodes: Opcode) -> list[Instruction]:
+        return [Instruction(opcode, self.layer) for opcode in opcodes]
+
+    def _of_groups(self, *opcodes: Opcode) -> list[Instruction]:
+        """What is done with each group in turn, in the bank of its number."""
+        return [Instruction(opcode, self.layer, bank, bank) for bank in range(self.banks) for opcode in opcodes]
+
+    def _prefill(self, instructions: Sequence[Instruction]) -> Program:
+        ending = [*self._steps(Opcode.COMBINE), Instruction(Opcode.HEAD)]
+        return self._program(Phase.PREFILL, [Instruction(Opcode.EMBED), *instructions, *ending])
 
     def _program(self, phase: Phase, instructions: Sequence[Instruction]) -> Program:
         return Program(
@@ -196,8 +220,13 @@ class Held:
         )
 
 
+def _with_experts(shape: ExpertShape) -> list[int]:
+    """The layers that have experts."""
+    return [layer for layer, count in enumerate(shape.counts) if count]
+
+
 class LayerClock:
-    """Runs the first layer and looks at the clock.
+    """Runs a layer and looks at the clock.
 
     Args:
         session: one whose arena is as `held` says.
@@ -207,7 +236,7 @@ class LayerClock:
     def __init__(self, session: Session, held: Held):
         self.model = session.package.manifest.model
         self.held = held
-        self._interpreter, self._layer, self._calls = session.interpreter, held.layer(), held.calls()
+        self._interpreter, self._prefill, self._calls = session.interpreter, held.prefill(), held.calls()
         shape = session.package.expert_shape
         self._large, self._small = held.paged(shape, held.group_size), held.paged(shape, 1)
         self.load()
@@ -232,7 +261,7 @@ class LayerClock:
             self._interpreter.last_logits(x)
             ended.append(time.perf_counter())
 
-        self._interpreter.run(self._layer, self._batch(tokens), head, on_route=on_route)
+        self._interpreter.run(self._prefill, self._batch(tokens), head, on_route=on_route)
         held = self.held.group_size * self.held.banks
         counts = np.bincount(chosen[-1].ravel(), minlength=held)[:held]
         return LayerTime(
@@ -280,8 +309,8 @@ class LayerClock:
 
 
 def prompt_lengths(model: ModelDescription) -> list[int]:
-    """Powers of two up to as many tokens as give each expert of the first layer 256, or as the context holds."""
-    block = model.expert_block(0)
+    """Powers of two up to as many tokens as give each expert of the layer 256, or as the context holds."""
+    block = model.expert_block(model.expert_layers[0])
     most = min(model.context_length, LONGEST, MOST_TOKENS * block.experts // block.router.top_k)
     return [1 << shift for shift in range(most.bit_length())]
 
@@ -351,7 +380,7 @@ def toll(clock: LayerClock, call_s: float, progress: Progress) -> tuple[float, f
             layer = clock.run(length)
             progress.advance(1)
             if layer.rows and all(each.bytes_read for each in paged):
-                rows = length * clock.model.expert_block(0).router.top_k
+                rows = length * clock.model.expert_block(clock.held.layer).router.top_k
                 large, small = (each.loss(layer, rows, call_s) for each in paged)
                 losses.append((large, small))
     return fit_toll(losses) if losses else (0.0, 0.0)

@@ -119,8 +119,9 @@ class _Places:
 
     def __init__(self, experts: RecordSection, group_size: int):
         self._ranges, self._group_size = experts.table.ranges, group_size
-        bases = (experts.entry.offset + each.base for each in self._ranges)
-        self._layers = sorted((start, layer) for layer, start in enumerate(bases))
+        self._layers = sorted(
+            (experts.entry.offset + each.base, layer) for layer, each in enumerate(self._ranges) if each.count
+        )
         self._starts = [start for start, _ in self._layers]
 
     def expert(self, offset: int) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def measure(kernel: Kernel, experts: list[Expert], tokens: int, rounds: int, pea
     for number in range(rounds):
         expert = experts[number % len(experts)]
         begun = time.perf_counter()
-        kernel.add_expert(rows, rows, chosen, shares, expert, total)
+        kernel.add_expert(rows, rows, chosen, shares, expert, None, total)
         seconds.append(time.perf_counter() - begun)
         if number % PEAK_EVERY == 0:
             peaks.append(peak())

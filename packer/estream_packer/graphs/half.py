@@ -18,9 +18,9 @@ from estream_spec.weights import GROUP_SIZES, NIBBLE_ZERO, Encoding
 SHRINK: Final = 128.0
 """Integers enter products divided by this, exactly, and scales make up for it: sums stay in the range of fp16."""
 FAR: Final = 32.0
-"""Beyond this a sigmoid is 0 or 1 in fp16; of numbers beyond 20,000 some processors make 0 on either side."""
-SMALLEST: Final = 2.0**-13
-"""A row is divided by its largest number, or by this if that is smaller: twice the least number with all digits."""
+"""Beyond this a sigmoid is 0 or 1 in fp16, and e^-x is 0; of 20,000 some processors make something else."""
+SMALLEST: Final = 2.0**-12
+"""A row is divided by its largest number, or by this if that is smaller: a quarter of it has all digits still."""
 
 
 class HalfArithmetic:
@@ -57,11 +57,9 @@ class HalfArithmetic:
         With m the divisor, `x / sqrt(mean(x²) + e)` is `(x / m) / sqrt(mean((x / m)²) + (sqrt(e) / m)²)`.
         """
         graph = self._graph
-        largest = graph.add("ReduceMax", graph.add("Abs", value), axes=[-1], keepdims=1)
-        divisor = graph.add("Max", largest, graph.number(SMALLEST))
-        small = graph.add("Div", value, divisor)
+        small, quarter = self._by_largest(value, SMALLEST)
         mean = graph.add("ReduceMean", graph.add("Mul", small, small), axes=[-1], keepdims=1)
-        share = graph.add("Div", graph.number(epsilon**0.5), divisor)
+        share = graph.add("Div", graph.number(epsilon**0.5 / 4), quarter)
         root = graph.add("Sqrt", graph.add("Add", mean, graph.add("Mul", share, share)))
         return graph.add("Mul", graph.add("Div", small, root), weight, result=result)
 
@@ -74,10 +72,9 @@ class HalfArithmetic:
         """The product of `silu(gate) * up` with one matrix; `up` is divided by its row's largest number on the way."""
         graph = self._graph
         silu = graph.add("Mul", gate, self.sigmoid(gate))
-        largest = graph.add("ReduceMax", graph.add("Abs", up), axes=[-1], keepdims=1)
-        divisor = graph.add("Max", largest, graph.number(1))
-        small = graph.add("Mul", silu, graph.add("Div", up, divisor))
-        return graph.add("Mul", self.product(small, matrix), divisor, result=result)
+        small, quarter = self._by_largest(up, 1)
+        product = self.product(graph.add("Mul", silu, small), matrix)
+        return graph.add("Mul", graph.add("Mul", product, quarter), graph.number(4), result=result)
 
     def clamped(self, gate: str, up: str, limit: float, matrix: str, result: str | None = None) -> str:
         """The product of `clamped-swiglu` of gate and up with one matrix; up and its 1 are divided by `limit` + 1."""
@@ -93,6 +90,21 @@ class HalfArithmetic:
         """`1 / (1 + exp(-x))`, 0 or 1 where `FAR` is passed."""
         graph = self._graph
         return graph.add("Sigmoid", graph.add("Clip", value, graph.number(-FAR), graph.number(FAR)))
+
+    def exponential(self, value: str) -> str:
+        """`exp(x)` of numbers not above 0; 0 where `FAR` is passed, as it is where keys are hidden."""
+        graph = self._graph
+        return graph.add("Exp", graph.add("Max", value, graph.number(-FAR)))
+
+    def _by_largest(self, rows: str, least: float) -> tuple[str, str]:
+        """Rows divided by their largest number, or by `least` if that is smaller, and a quarter of the divisors.
+
+        Processors multiply by what 1 divided by the divisor is, which is 0 to them beyond 16384: so a quarter divides.
+        """
+        graph = self._graph
+        largest = graph.add("ReduceMax", graph.add("Abs", rows), axes=[-1], keepdims=1)
+        quarter = graph.add("Max", graph.add("Mul", largest, graph.number(0.25)), graph.number(least / 4))
+        return graph.add("Mul", graph.add("Div", rows, quarter), graph.number(0.25)), quarter
 
     def _shrunk(self, integers: str) -> str:
         """Signed bytes divided by `SHRINK`.

@@ -73,6 +73,10 @@ class PortableArithmetic:
         """`1 / (1 + exp(-x))`."""
         return self._graph.add("Sigmoid", value)
 
+    def exponential(self, value: str) -> str:
+        """`exp(x)`."""
+        return self._graph.add("Exp", value)
+
     def _float(self, rows: str, matrix: str, result: str | None = None) -> str:
         graph = self._graph
         if self._weights == "f32":

@@ -46,6 +46,10 @@ class Arithmetic(Protocol):
         """`1 / (1 + exp(-x))` of each number."""
         ...
 
+    def exponential(self, value: str) -> str:
+        """`exp(x)` of each number, none of which is above 0."""
+        ...
+
 
 def compute(graph: Builder, arithmetic: Arithmetic, role: GraphRole, model: ModelDescription, shape_class: int) -> None:
     """Adds all that a role computes.
@@ -123,19 +127,22 @@ def _attend(graph: Builder, arithmetic: Arithmetic, attention: Attention) -> Non
     rows = graph.reshape("queries", shared, -1, width)
     scores = arithmetic.scores(rows, graph.add("Transpose", "keys", perm=[0, 2, 1]), attention.score_scale)
     masked = graph.add("Add", graph.reshape(scores, heads, -1, 0), "mask")
-    shares = _shares_with_sinks(graph, masked, heads) if attention.sinks else graph.add("Softmax", masked, axis=-1)
+    if attention.sinks:
+        shares = _shares_with_sinks(graph, arithmetic, masked, heads)
+    else:
+        shares = graph.add("Softmax", masked, axis=-1)
     mixed = graph.add("MatMul", graph.reshape(shares, shared, -1, 0), "values")
     tokens_first = graph.add("Transpose", graph.reshape(mixed, heads, -1, attention.value_width), perm=[1, 0, 2])
     graph.reshape(tokens_first, -1, heads * attention.value_width, result="attended")
 
 
-def _shares_with_sinks(graph: Builder, scores: str, heads: int) -> str:
+def _shares_with_sinks(graph: Builder, arithmetic: Arithmetic, scores: str, heads: int) -> str:
     """Softmax of `[h, T, S]` in which each head's sink takes part: `exp(x - m) / (sum(exp(x - m)) + exp(sink - m))`."""
     sinks = graph.reshape("sinks", heads, 1, 1)
     largest = graph.add("Max", graph.add("ReduceMax", scores, axes=[-1], keepdims=1), sinks)
-    exponentials = graph.add("Exp", graph.add("Sub", scores, largest))
+    exponentials = arithmetic.exponential(graph.add("Sub", scores, largest))
     total = graph.add("ReduceSum", exponentials, graph.integers(-1), keepdims=1)
-    with_sink = graph.add("Add", total, graph.add("Exp", graph.add("Sub", sinks, largest)))
+    with_sink = graph.add("Add", total, arithmetic.exponential(graph.add("Sub", sinks, largest)))
     return graph.add("Div", exponentials, with_sink)
 
 

@@ -228,9 +228,11 @@ def _vector_or_rows(random: Random, value: Value, shape: tuple[int, ...]) -> Arr
             return mask
         case "cos" | "sin":
             return np.asarray(np.sin(random.uniform(-4, 4, shape)), np.float32)
-        case "router":
+        case "router" | "share":
             return np.asarray(random.standard_normal(shape) / np.sqrt(shape[0]), np.float32)
-        case "keys" | "values":
+        case "keys" | "values" | "sinks":
+            return np.asarray(random.standard_normal(shape), np.float32)
+        case name if name.endswith(".bias"):
             return np.asarray(random.standard_normal(shape), np.float32)
     if "T" not in value.shape:  # the weight of a norm
         return np.asarray(random.uniform(0.5, 2, shape), np.float32)

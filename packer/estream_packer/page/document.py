@@ -45,13 +45,14 @@ def document(found: Inspection, trace: Trace | None = None) -> str:
 
 def _package(found: Inspection) -> list[Markup]:
     """What a reader asks first."""
-    experts = [each for each in found.ranges if each.section == "experts"]
+    layers = {each.layer for each in found.ranges if each.section == "dense"} - {None}
+    experts = sum(each.count for each in found.ranges if each.section == "experts")
     figures = {
         "bytes": f"{found.summary.file_length:,}",
         "weights": f"{found.summary.weights:,}",
         "bits per weight": f"{found.summary.bits_per_weight:.3f}",
-        "layers": f"{len(experts):,}",
-        "experts": f"{sum(each.count for each in experts):,}",
+        "layers": f"{len(layers):,}",
+        "experts": f"{experts:,}",
     }
     identity = {name: text for name, text in describe_identity(found).items() if name != "model"}
     return [

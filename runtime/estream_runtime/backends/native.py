@@ -6,7 +6,7 @@ are left to the portable backend, which is made when the first of them is asked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from estream_runtime.backends.protocol import Array, Backend, During, Floats, GraphKey, MatrixForm
 from estream_runtime.native.library import Kernel, QuantisedRows, StoredMatrix
-from estream_spec.graph_interface import output_classes, role_shape
+from estream_spec.graph_interface import role_shape
 from estream_spec.manifest import GraphRole
-from estream_spec.model import ModelDescription
+from estream_spec.model import Attention, Latent, ModelDescription
 
 
 class Rows:
@@ -72,28 +72,29 @@ class NativeBackend:
 
     def run(self, role: GraphRole, shape_class: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Computes what a graph would, see `Backend.run`."""
-        if role == "attend" and self._attends(shape_class):
-            return {"attended": self._kernel.attend(*(feeds[name] for name in ("queries", "keys", "values", "mask")))}
-        if role == "attend" or not self._serves(role, shape_class):
+        if role == "attend":
+            return self._attend(self._model.attentions[shape_class], feeds)
+        if not self._serves(role, shape_class):
             return self._portable.run(role, shape_class, feeds)
         names = role_shape(role, self._model, shape_class).matrix_names
-        matrices = [StoredMatrix.of(name, feeds) for name in names]
+        matrices = {name: StoredMatrix.of(name, feeds) for name in names}
         match role:
             case "qkv":
-                return self._qkv(shape_class, feeds, matrices)
+                return self._qkv(self._model.attentions[shape_class], feeds, matrices)
+            case "convolve":
+                rows = self._normed(feeds["x"], feeds, "attention_norm")
+                entry, entry_gate, exit_gate = map(rows.product, matrices.values())
+                return {"entered": entry * entry_gate, "exit": exit_gate}
             case "out":
-                return self._out(feeds, *matrices)
-            case "head":
-                normed = self._kernel.norm(feeds["x"], feeds["final_norm"], self._model.norm_epsilon)
-                return {"logits": Rows(self._kernel, normed).product(*matrices)}
+                return self._out(feeds, matrices["o"])
             case "expert":
-                total = np.zeros_like(feeds["normed"])
-                rows = self.expert_rows(feeds["normed"])
-                everyone = np.arange(len(total))
-                self._add(rows, everyone, np.ones(len(total), np.float32), matrices, total)
-                return {"y": total}
-            case _:
-                raise AssertionError(role)
+                everything = np.ones(len(feeds["normed"]), np.float32)
+                limit = self._model.expert_blocks[shape_class].limit
+                return {"y": self._feed_forward(feeds["normed"], everything, [*matrices.values()], limit)}
+            case "dense":
+                return {"y": self._feed_forward(feeds["normed"], self._shares(feeds), [*matrices.values()], None)}
+            case "head":
+                return {"logits": self._normed(feeds["x"], feeds, "final_norm").product(matrices["head"])}
 
     def expert_rows(self, normed: Floats) -> Rows:
         """See `Backend.expert_rows`."""
@@ -113,8 +114,9 @@ class NativeBackend:
         if not self._serves("expert", shape_class):
             self._portable.add_expert(shape_class, rows.x, chosen, shares, weights, total, during)
             return
+        matrices = [StoredMatrix.of(name, weights) for name in ("gate", "up", "down")]
         with during("products"):
-            self._add(rows, chosen, shares, [StoredMatrix.of(name, weights) for name in ("gate", "up", "down")], total)
+            self._add(rows, chosen, shares, matrices, self._model.expert_blocks[shape_class].limit, total)
 
     def close(self) -> None:
         """Ends the kernel's threads, and the portable backend if there is one."""
@@ -128,66 +130,108 @@ class NativeBackend:
         rows: Rows,
         chosen: npt.NDArray[np.int64],
         shares: Floats,
-        matrices: list[StoredMatrix],
+        matrices: Sequence[StoredMatrix],
+        limit: float | None,
         total: Floats,
     ) -> None:
         gate, up, down = matrices
         for_gate, for_up = (rows.quantised(bool(each.group)) for each in (gate, up))
-        self._kernel.add_expert(for_gate, for_up, chosen, shares, (gate, up, down), total)
+        self._kernel.add_expert(for_gate, for_up, chosen, shares, (gate, up, down), limit, total)
 
-    def _qkv(self, shape_class: int, feeds: Mapping[str, Array], matrices: list[StoredMatrix]) -> dict[str, Array]:
-        attention, kernel, epsilon = self._model.attentions[shape_class], self._kernel, self._model.norm_epsilon
-        rows = Rows(kernel, kernel.norm(feeds["x"], feeds["attention_norm"], epsilon))
-        queries, keys, values = (rows.product(matrix) for matrix in matrices)
+    def _feed_forward(
+        self, normed: Floats, shares: Floats, matrices: Sequence[StoredMatrix], limit: float | None
+    ) -> Floats:
+        """What gate, up and down make of all rows, times their shares."""
+        total = np.zeros_like(normed)
+        self._add(self.expert_rows(normed), np.arange(len(normed)), shares, matrices, limit, total)
+        return total
+
+    def _shares(self, feeds: Mapping[str, Array]) -> Floats:
+        """What a dense block's result counts for each row."""
+        normed: Floats = feeds["normed"]
+        if "share" not in feeds:
+            return np.ones(len(normed), np.float32)
+        with np.errstate(over="ignore"):  # 1 / inf is 0, which is right
+            scores = self._kernel.mix(normed, feeds["share"][:, None])[:, 0]
+            return np.float32(1) / (np.float32(1) + np.exp(-scores))
+
+    def _norm(self, x: Floats, feeds: Mapping[str, Array], name: str) -> Floats:
+        """The model's norm over the residual stream; a layer norm is one that has a bias."""
+        return self._kernel.norm(x, feeds[name], self._model.norm_epsilon, feeds.get(f"{name}.bias"))
+
+    def _normed(self, x: Floats, feeds: Mapping[str, Array], name: str) -> Rows:
+        return Rows(self._kernel, self._norm(x, feeds, name))
+
+    def _qkv(
+        self, attention: Attention, feeds: Mapping[str, Array], matrices: Mapping[str, StoredMatrix]
+    ) -> dict[str, Array]:
+        rows, tables = self._normed(feeds["x"], feeds, "attention_norm"), (feeds["cos"], feeds["sin"])
+        if attention.latent is not None:
+            return self._latent(attention, attention.latent, rows, tables, feeds, matrices)
+        kernel, epsilon = self._kernel, self._model.norm_epsilon
+        queries, keys, values = (rows.product(matrices[name]) for name in ("q", "k", "v"))
         if attention.qk_norm == "full":
             queries = kernel.norm(queries, feeds["q_norm"], epsilon)
             keys = kernel.norm(keys, feeds["k_norm"], epsilon)
         if attention.clip_qkv is not None:
             for each in (queries, keys, values):
                 np.clip(each, -attention.clip_qkv, attention.clip_qkv, out=each)
-        tables = feeds["cos"], feeds["sin"]
+        if attention.qk_norm == "head":  # rows of one head each
+            by_head = -1, attention.head_dim
+            queries = kernel.norm(queries.reshape(by_head), feeds["q_norm"], epsilon).reshape(queries.shape)
+            keys = kernel.norm(keys.reshape(by_head), feeds["k_norm"], epsilon).reshape(keys.shape)
         return {
             "queries": kernel.heads_first(queries, attention.heads, tables),
             "keys": kernel.heads_first(keys, attention.key_value_heads, tables),
             "values": kernel.heads_first(values, attention.key_value_heads),
         }
 
+    def _latent(
+        self,
+        attention: Attention,
+        latent: Latent,
+        rows: Rows,
+        tables: tuple[Floats, Floats],
+        feeds: Mapping[str, Array],
+        matrices: Mapping[str, StoredMatrix],
+    ) -> dict[str, Array]:
+        """Queries, keys and values by way of narrow rows."""
+        kernel, heads, rotated = self._kernel, attention.heads, attention.rotated
+
+        def narrow(name: str) -> Rows:
+            made = rows.product(matrices[name])
+            return Rows(kernel, kernel.norm(made, feeds[f"{name}_norm"], latent.norm_epsilon))
+
+        queries = (rows if latent.query_rank is None else narrow("query_latent")).product(matrices["q"])
+        shared = kernel.heads_first(rows.product(matrices["k_rotated"]), 1, tables)
+        made = narrow("latent")
+        keys = np.empty((heads, len(rows.x), attention.head_dim), np.float32)
+        keys[..., :rotated] = shared  # the same for every head
+        keys[..., rotated:] = kernel.heads_first(made.product(matrices["k"]), heads)
+        return {
+            "queries": kernel.heads_first(queries, heads, tables),
+            "keys": keys,
+            "values": kernel.heads_first(made.product(matrices["v"]), heads),
+        }
+
+    def _attend(self, attention: Attention, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        queries, keys, values, mask = (feeds[name] for name in ("queries", "keys", "values", "mask"))
+        scale, sinks = attention.score_scale, feeds.get("sinks")
+        return {"attended": self._kernel.attend(queries, keys, values, mask, scale, sinks)}
+
     def _out(self, feeds: Mapping[str, Array], matrix: StoredMatrix) -> dict[str, Array]:
         x = Rows(self._kernel, feeds["attended"]).product(matrix)
         x += feeds["residual"]
-        normed = self._kernel.norm(x, feeds["expert_norm"], self._model.norm_epsilon)
-        return {"x": x, "normed": normed, "scores": self._kernel.mix(normed, feeds["router"])}
-
-    def _attends(self, shape_class: int) -> bool:
-        """Whether the kernel knows a kind of attention."""
-        attention = self._model.attentions[shape_class]
-        return not attention.sinks and attention.scale is None and attention.value_width == attention.head_dim
+        made = {"x": x, "normed": self._norm(x, feeds, "expert_norm")}
+        if "router" in feeds:
+            made["scores"] = self._kernel.mix(made["normed"], feeds["router"])
+        if "router.bias" in feeds:
+            made["scores"] += feeds["router.bias"]
+        return made
 
     def _serves(self, role: GraphRole, shape_class: int) -> bool:
         """Whether the package has quantised activations for a role: then it has graphs of both signs of weights."""
-        return self._knows(role, shape_class) and all(
-            GraphKey(role, shape_class, kind) in self._graphs for kind in ("int8", "uint8")
-        )
-
-    def _knows(self, role: GraphRole, shape_class: int) -> bool:
-        """Whether the kernel computes what a role does in this model."""
-        model = self._model
-        match role:
-            case "qkv":
-                attention = model.attentions[shape_class]
-                plain = attention.latent is None and not attention.bias and attention.qk_norm != "head"
-                return model.norm == "rms" and plain and attention.rotated == attention.head_dim
-            case "out":
-                both = output_classes(model)[shape_class]
-                if both.attention is None or both.experts is None or model.attentions[both.attention].out_bias:
-                    return False
-                return model.norm == "rms" and not model.expert_blocks[both.experts].router.bias
-            case "expert":
-                return not model.expert_blocks[shape_class].bias and model.expert_blocks[shape_class].limit is None
-            case "head":
-                return model.norm == "rms" and not model.head_bias
-            case _:
-                return False
+        return all(GraphKey(role, shape_class, kind) in self._graphs for kind in ("int8", "uint8"))
 
     @cached_property
     def _portable(self) -> Backend:

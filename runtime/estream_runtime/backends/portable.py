@@ -105,8 +105,7 @@ class PortableBackend(GraphBackend):
         if not pairs:
             return False
         key = min(pairs, key=lambda key: key.shape_class)
-        intermediate = self._model.expert_blocks[key.shape_class].intermediate
-        exact = is_exact(partial(self._run, key), self._model.hidden, intermediate)
+        exact = is_exact(partial(self._run, key), self._model.hidden, self._model.expert_blocks[key.shape_class])
         if not exact:
             self._sessions.pop(key, None)
         return exact

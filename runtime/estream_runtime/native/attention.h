@@ -9,24 +9,26 @@ enum { QUERIES = 64, KEYS = 128 }; // rows of a task, keys of a block
 
 typedef struct {
     pool *pool;
-    const float *queries;       // [heads, tokens, width]
-    const float *keys, *values; // [shared, ..., width], `stride` floats from one to the next of `shared`
-    const float *mask;          // [tokens, length], added to scores
-    float *y;                   // [tokens, heads * width]
-    int64_t heads, shared, tokens, length, width, stride;
+    const float *queries; // [heads, tokens, width]
+    const float *keys;    // [shared, ..., width], `key_stride` floats from one to the next of `shared`
+    const float *values;  // [shared, ..., value_width], likewise
+    const float *mask;    // [tokens, length], added to scores
+    const float *sinks;   // [heads], scores that have no value, or NULL
+    float *y;             // [tokens, heads * value_width]
+    int64_t heads, shared, tokens, length, width, value_width, key_stride, value_stride;
     float scale;
-    char *room; // room_bytes for each thread
+    char *room; // attention_bytes for each thread
 } attending;
 
 // What one thread works with.
 typedef struct {
     float scores[QUERIES][KEYS];
     float largest[QUERIES], sum[QUERIES];
-    float rest[]; // keys, turned: [width, KEYS]; then the result [QUERIES, width]
+    float rest[]; // keys, turned: [width, KEYS]; then the result [QUERIES, value_width]
 } attention_scratch;
 
-INLINE size_t attention_bytes(int64_t width) {
-    size_t rest = (size_t)(width * (KEYS + QUERIES)) * sizeof(float);
+INLINE size_t attention_bytes(int64_t width, int64_t value_width) {
+    size_t rest = (size_t)(width * KEYS + value_width * QUERIES) * sizeof(float);
     return (size_t)round_up((int64_t)(sizeof(attention_scratch) + rest), 64);
 }
 
@@ -74,15 +76,19 @@ INLINE void share_row(float *scores, const float *mask, float scale, int64_t cou
 // Task: at most QUERIES rows of a head.
 static void attend_rows(const void *call, int64_t number, int thread) {
     const attending *c = call;
-    attention_scratch *s = (attention_scratch *)(c->room + attention_bytes(c->width) * (size_t)thread);
-    int64_t width = c->width, blocks = parts(c->tokens, QUERIES);
+    int64_t width = c->width, value_width = c->value_width, blocks = parts(c->tokens, QUERIES);
+    attention_scratch *s = (attention_scratch *)(c->room + attention_bytes(width, value_width) * (size_t)thread);
     int64_t head = number / blocks, from = number % blocks * QUERIES, rows = least(QUERIES, c->tokens - from);
     const float *queries = c->queries + (head * c->tokens + from) * width;
-    const float *keys = c->keys + head / (c->heads / c->shared) * c->stride;
-    const float *values = c->values + head / (c->heads / c->shared) * c->stride;
+    const float *keys = c->keys + head / (c->heads / c->shared) * c->key_stride;
+    const float *values = c->values + head / (c->heads / c->shared) * c->value_stride;
     float *turned = s->rest, *result = s->rest + width * KEYS;
-    for (int64_t i = 0; i < rows; i++) s->largest[i] = -INFINITY, s->sum[i] = 0;
-    memset(result, 0, (size_t)(rows * width) * sizeof *result);
+    // A sink is the first score that is summed, and adds nothing to the result.
+    for (int64_t i = 0; i < rows; i++) {
+        s->largest[i] = c->sinks ? c->sinks[head] : -INFINITY;
+        s->sum[i] = c->sinks ? 1 : 0;
+    }
+    memset(result, 0, (size_t)(rows * value_width) * sizeof *result);
     for (int64_t at = 0; at < c->length; at += KEYS) {
         int64_t count = least(KEYS, c->length - at);
         if (rows < 6) {
@@ -94,11 +100,12 @@ static void attend_rows(const void *call, int64_t number, int thread) {
         }
         for (int64_t i = 0; i < rows; i++)
             share_row(s->scores[i], c->mask + (from + i) * c->length + at, c->scale, count, &s->largest[i], &s->sum[i],
-                      result + i * width, width);
-        mix(s->scores[0], KEYS, values + at * width, width, count, rows, width, result, width, 1);
+                      result + i * value_width, value_width);
+        mix(s->scores[0], KEYS, values + at * value_width, value_width, count, rows, value_width, result, value_width,
+            1);
     }
     for (int64_t i = 0; i < rows; i++) {
-        float *y = c->y + (from + i) * c->heads * width + head * width, factor = 1.0f / s->sum[i];
-        for (int64_t k = 0; k < width; k++) y[k] = result[i * width + k] * factor;
+        float *y = c->y + ((from + i) * c->heads + head) * value_width, factor = 1.0f / s->sum[i];
+        for (int64_t k = 0; k < value_width; k++) y[k] = result[i * value_width + k] * factor;
     }
 }

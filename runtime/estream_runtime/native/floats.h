@@ -73,18 +73,36 @@ INLINE float exponential(float x) {
 
 INLINE float silu(float x) { return x / (1.0f + exponential(-x)); }
 
-// y = x * (1 / sqrt(mean(x * x) + epsilon)) * weight
-INLINE void norm_row(const float *x, const float *weight, float epsilon, int64_t count, float *y) {
-    float squares[16] = {0}, sum = 0;
-    for (int64_t k = 0; k < count / 16 * 16; k += 16)
-        for (int lane = 0; lane < 16; lane++) squares[lane] += x[k + lane] * x[k + lane];
-    for (int64_t k = count / 16 * 16; k < count; k++) squares[0] += x[k] * x[k];
-    for (int lane = 0; lane < 16; lane++) sum += squares[lane];
-    float factor = 1.0f / sqrtf(sum / (float)count + epsilon);
-    for (int64_t k = 0; k < count; k++) y[k] = x[k] * factor * weight[k];
+// `clamped-swiglu`: gate is held to at most `limit`, up to `limit` either way; what is no number stays so.
+INLINE float clamped_swiglu(float gate, float up, float limit) {
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+    return gate / (1.0f + exponential(-1.702f * gate)) * (up + 1.0f);
 }
 
-// Rotary encoding of one row of a head: x * cos + (-x2, x1) * sin, x1 and x2 being the halves of x.
+INLINE float mean_of(const float *x, int64_t count) {
+    float each[16] = {0}, sum = 0;
+    for (int64_t k = 0; k < count / 16 * 16; k += 16)
+        for (int lane = 0; lane < 16; lane++) each[lane] += x[k + lane];
+    for (int64_t k = count / 16 * 16; k < count; k++) each[0] += x[k];
+    for (int lane = 0; lane < 16; lane++) sum += each[lane];
+    return sum / (float)count;
+}
+
+// y = x * (1 / sqrt(mean(x * x) + epsilon)) * weight, of x less its mean and with a bias added where there is one
+INLINE void norm_row(const float *x, const float *weight, const float *bias, float epsilon, int64_t count, float *y) {
+    float squares[16] = {0}, sum = 0, mean = bias ? mean_of(x, count) : 0;
+    for (int64_t k = 0; k < count / 16 * 16; k += 16)
+        for (int lane = 0; lane < 16; lane++) squares[lane] += (x[k + lane] - mean) * (x[k + lane] - mean);
+    for (int64_t k = count / 16 * 16; k < count; k++) squares[0] += (x[k] - mean) * (x[k] - mean);
+    for (int lane = 0; lane < 16; lane++) sum += squares[lane];
+    float factor = 1.0f / sqrtf(sum / (float)count + epsilon);
+    for (int64_t k = 0; k < count; k++) y[k] = (x[k] - mean) * factor * weight[k];
+    if (bias)
+        for (int64_t k = 0; k < count; k++) y[k] += bias[k];
+}
+
+// Rotary encoding of one row: x * cos + (-x2, x1) * sin, x1 and x2 being the halves of x.
 INLINE void rotate_row(const float *x, const float *cosine, const float *sine, int64_t width, float *y) {
     int64_t half = width / 2;
     for (int64_t k = 0; k < half; k++) y[k] = x[k] * cosine[k] - x[k + half] * sine[k];

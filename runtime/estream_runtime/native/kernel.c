@@ -35,7 +35,10 @@ typedef struct {
     uint8_t edge[BLOCK * WIDTH]; // a block at the edge of a matrix, filled up
     int8_t edge_multipliers[BLOCK / STRIP * WIDTH];
     const char *rows[TOKENS];
+    float row[FEW_WIDTH]; // products of one row
 } scratch;
+
+_Static_assert(FEW_WIDTH >= WIDTH, "a row holds the columns of any task");
 
 // Copies the first `columns` of each row, with zeros up to WIDTH columns and `filled` rows.
 static void copy_edge(void *to, const void *from, int64_t stride, int64_t rows, int64_t columns, int64_t filled) {
@@ -126,12 +129,20 @@ typedef struct {
     const quantised *x;
     const int64_t *chosen; // rows of x, or NULL for all in order
     int64_t tokens;
-    const matrix *m, *up;  // y = x @ m, or silu(x @ m) * (x @ up)
+    const matrix *m, *up;  // y = x @ m, or what the activation makes of x @ m and x @ up
     const quantised *up_x; // x as `up` takes it
+    float limit;           // of the activation `clamped-swiglu`, or 0: silu(x @ m) * (x @ up)
     float *y;              // by token, unless `targets` says to which rows shares of the products are added
     const int64_t *targets;
     const float *shares;
 } products;
+
+// Products of one row with `columns` columns of a matrix from n on, as floats.
+INLINE void scale_row(const int32_t *sums, float row_scale, const matrix *m, int64_t n, int64_t columns, float *y) {
+    for (int64_t each = 0; each < columns; each++) y[each] = ((float)sums[each] * row_scale) * m->scale[n + each];
+    if (m->bias)
+        for (int64_t each = 0; each < columns; each++) y[each] += m->bias[n + each];
+}
 
 // Task: a strip of columns for at most TOKENS rows.
 static void multiply_strip(const void *call, int64_t number, int thread) {
@@ -145,27 +156,25 @@ static void multiply_strip(const void *call, int64_t number, int thread) {
     point_to_rows(s, c->x, c->chosen, from, tokens);
     sum_products(s, m, tokens, n, columns, pitch);
     for (int64_t i = 0; i < tokens; i++) {
-        const int32_t *sums = s->sums + i * pitch;
-        const float *scale = m->scale + n;
         float row_scale = c->x->scale[row_of(c->chosen, from + i)];
-        if (c->targets) {
-            float *y = c->y + c->targets[from + i] * m->columns + n, share = c->shares[from + i];
-            for (int64_t each = 0; each < columns; each++)
-                y[each] += share * (((float)sums[each] * row_scale) * scale[each]);
-        } else {
-            float *y = c->y + (from + i) * m->columns + n;
-            for (int64_t each = 0; each < columns; each++) y[each] = ((float)sums[each] * row_scale) * scale[each];
+        if (!c->targets) {
+            scale_row(s->sums + i * pitch, row_scale, m, n, columns, c->y + (from + i) * m->columns + n);
+            continue;
         }
+        float *y = c->y + c->targets[from + i] * m->columns + n, share = c->shares[from + i];
+        scale_row(s->sums + i * pitch, row_scale, m, n, columns, s->row);
+        for (int64_t each = 0; each < columns; each++) y[each] += share * s->row[each];
     }
     if (!c->up) return;
     point_to_rows(s, c->up_x, c->chosen, from, tokens);
     sum_products(s, c->up, tokens, n, columns, pitch);
     for (int64_t i = 0; i < tokens; i++) {
-        const int32_t *sums = s->sums + i * pitch;
-        const float *scale = c->up->scale + n;
-        float *y = c->y + (from + i) * m->columns + n, row_scale = c->up_x->scale[row_of(c->chosen, from + i)];
-        for (int64_t each = 0; each < columns; each++)
-            y[each] = silu(y[each]) * (((float)sums[each] * row_scale) * scale[each]);
+        float *y = c->y + (from + i) * m->columns + n, *up = s->row;
+        scale_row(s->sums + i * pitch, c->up_x->scale[row_of(c->chosen, from + i)], c->up, n, columns, up);
+        if (c->limit > 0)
+            for (int64_t each = 0; each < columns; each++) y[each] = clamped_swiglu(y[each], up[each], c->limit);
+        else
+            for (int64_t each = 0; each < columns; each++) y[each] = silu(y[each]) * up[each];
     }
 }
 
@@ -223,17 +232,18 @@ EXPORT void kernel_quantise(pool *p, const float *x, int64_t tokens, int64_t col
     run_tasks(p, quantise_row, &c, tokens);
 }
 
-// y [tokens, N] = x @ m.
+// y [tokens, N] = x @ m, biases added.
 EXPORT void kernel_product(pool *p, const char *data, const float *scale, int64_t tokens, const matrix *m, float *y) {
     quantised x = {data, scale, row_bytes(m->group, m->rows)};
     run_products(p, &(products){.pool = p, .x = &x, .tokens = tokens, .m = m, .y = y});
 }
 
 // total[chosen] += shares * expert(x[chosen]); no row is chosen twice. `up_data` is the same rows as `data`, in the
-// form that `up` meets. Returns 0, or 1 where memory is wanting.
+// form that `up` meets. The activation is silu where `limit` is 0, or else clamped-swiglu of that limit. Returns 0, or
+// 1 where memory is wanting.
 EXPORT int32_t kernel_expert(pool *p, const char *data, const float *scale, const char *up_data, const int64_t *chosen,
                              const float *shares, int64_t tokens, const matrix *gate, const matrix *up,
-                             const matrix *down, float *total) {
+                             const matrix *down, float limit, float *total) {
     if (!tokens) return 0;
     int64_t inner = gate->columns, stride = row_bytes(down->group, inner);
     size_t hidden_bytes = (size_t)round_up(tokens * inner * 4, 64), row_scale_bytes = (size_t)round_up(tokens * 4, 64);
@@ -243,10 +253,15 @@ EXPORT int32_t kernel_expert(pool *p, const char *data, const float *scale, cons
     char *hidden_rows = room + hidden_bytes + row_scale_bytes;
     quantised x = {data, scale, row_bytes(gate->group, gate->rows)};
     quantised up_x = {up_data, scale, row_bytes(up->group, up->rows)};
-    run_products(
-        p,
-        &(products){
-            .pool = p, .x = &x, .chosen = chosen, .tokens = tokens, .m = gate, .up = up, .up_x = &up_x, .y = hidden});
+    run_products(p, &(products){.pool = p,
+                                .x = &x,
+                                .chosen = chosen,
+                                .tokens = tokens,
+                                .m = gate,
+                                .up = up,
+                                .up_x = &up_x,
+                                .limit = limit,
+                                .y = hidden});
     kernel_quantise(p, hidden, tokens, inner, down->group, hidden_rows, hidden_scale);
     quantised h = {hidden_rows, hidden_scale, stride};
     run_products(
@@ -256,7 +271,7 @@ EXPORT int32_t kernel_expert(pool *p, const char *data, const float *scale, cons
 }
 
 typedef struct {
-    const float *x, *weight;
+    const float *x, *weight, *bias;
     float epsilon;
     int64_t columns;
     float *y;
@@ -265,64 +280,68 @@ typedef struct {
 static void norm_task(const void *call, int64_t number, int thread) {
     (void)thread;
     const norming *c = call;
-    norm_row(c->x + number * c->columns, c->weight, c->epsilon, c->columns, c->y + number * c->columns);
+    norm_row(c->x + number * c->columns, c->weight, c->bias, c->epsilon, c->columns, c->y + number * c->columns);
 }
 
-// y [tokens, columns] = RMS norm of x, times weight [columns]. y may be x.
-EXPORT void kernel_norm(pool *p, const float *x, const float *weight, float epsilon, int64_t tokens, int64_t columns,
-                        float *y) {
-    norming c = {x, weight, epsilon, columns, y};
+// y [tokens, columns] = RMS norm of x, times weight [columns]; or layer norm, where there is a bias [columns]. y may be
+// x.
+EXPORT void kernel_norm(pool *p, const float *x, const float *weight, const float *bias, float epsilon, int64_t tokens,
+                        int64_t columns, float *y) {
+    norming c = {x, weight, bias, epsilon, columns, y};
     run_tasks(p, norm_task, &c, tokens);
 }
 
 typedef struct {
     const float *x, *cosine, *sine;
-    int64_t tokens, heads, width;
+    int64_t tokens, heads, width, rotated;
     float *y;
 } rotating;
 
 static void rotate_task(const void *call, int64_t number, int thread) {
     (void)thread;
     const rotating *c = call;
+    int64_t rotated = c->rotated;
     for (int64_t head = 0; head < c->heads; head++) {
         const float *x = c->x + (number * c->heads + head) * c->width;
         float *y = c->y + (head * c->tokens + number) * c->width;
-        if (c->cosine)
-            rotate_row(x, c->cosine + number * c->width, c->sine + number * c->width, c->width, y);
-        else
-            memcpy(y, x, (size_t)c->width * sizeof *y);
+        if (rotated) rotate_row(x, c->cosine + number * rotated, c->sine + number * rotated, rotated, y);
+        memcpy(y + rotated, x + rotated, (size_t)(c->width - rotated) * sizeof *y);
     }
 }
 
-// y [heads, tokens, width] = x [tokens, heads * width], rotated by cosine and sine [tokens, width] unless they are
-// NULL.
+// y [heads, tokens, width] = x [tokens, heads * width], the first `rotated` numbers of each head rotated by cosine and
+// sine [tokens, rotated], which may be NULL where there are none.
 EXPORT void kernel_rotate(pool *p, const float *x, const float *cosine, const float *sine, int64_t tokens,
-                          int64_t heads, int64_t width, float *y) {
-    rotating c = {x, cosine, sine, tokens, heads, width, y};
+                          int64_t heads, int64_t width, int64_t rotated, float *y) {
+    rotating c = {x, cosine, sine, tokens, heads, width, rotated, y};
     run_tasks(p, rotate_task, &c, tokens);
 }
 
-// `shared` heads of keys and values [length, width], `stride` floats apart.
-// y [tokens, heads * width]: softmax(queries @ keys' / sqrt(width) + mask) @ values. Returns 0, or 1 where memory is
-// wanting.
+// `shared` heads of keys [length, width] and of values [length, value_width], strides in floats; sinks [heads] or NULL.
+// y [tokens, heads * value_width]: softmax(queries @ keys' * scale + mask, beside the sinks) @ values. Returns 0, or 1
+// where memory is wanting.
 EXPORT int32_t kernel_attend(pool *p, const float *queries, const float *keys, const float *values, const float *mask,
-                             int64_t heads, int64_t shared, int64_t tokens, int64_t length, int64_t width,
-                             int64_t stride, float *y) {
-    char *room = workspace(p, attention_bytes(width) * (size_t)p->threads);
+                             const float *sinks, int64_t heads, int64_t shared, int64_t tokens, int64_t length,
+                             int64_t width, int64_t value_width, int64_t key_stride, int64_t value_stride, float scale,
+                             float *y) {
+    char *room = workspace(p, attention_bytes(width, value_width) * (size_t)p->threads);
     if (!room) return 1;
     attending c = {.pool = p,
                    .queries = queries,
                    .keys = keys,
                    .values = values,
                    .mask = mask,
+                   .sinks = sinks,
                    .y = y,
                    .heads = heads,
                    .shared = shared,
                    .tokens = tokens,
                    .length = length,
                    .width = width,
-                   .stride = stride,
-                   .scale = 1.0f / sqrtf((float)width),
+                   .value_width = value_width,
+                   .key_stride = key_stride,
+                   .value_stride = value_stride,
+                   .scale = scale,
                    .room = room};
     run_tasks(p, attend_rows, &c, heads * parts(tokens, QUERIES));
     return 0;

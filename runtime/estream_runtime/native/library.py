@@ -35,6 +35,7 @@ class _Matrix(ctypes.Structure):
         ("weights", c_void_p),
         ("multipliers", c_void_p),
         ("scale", c_void_p),
+        ("bias", c_void_p),
         ("rows", c_int64),
         ("columns", c_int64),
         ("group", c_int32),
@@ -51,14 +52,15 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, ...]]] = {
     "kernel_product": (None, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, c_void_p),
     "kernel_expert": (
         c_int32,
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, _MATRIX, _MATRIX, c_void_p),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, _MATRIX, _MATRIX),
+        *(c_float, c_void_p),
     ),
-    "kernel_norm": (None, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
-    "kernel_rotate": (None, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "kernel_norm": (None, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
+    "kernel_rotate": (None, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p),
     "kernel_attend": (
         c_int32,
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_void_p),
     ),
     "kernel_mix": (None, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p),
 }
@@ -104,25 +106,27 @@ def paths_here() -> tuple[KernelPath, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix as it lies in a record, at any address.
+    """A matrix as it lies in a record, at any address, and what is added to its products.
 
     Attributes:
         weights: int8 `[K, N]`, or nibbles uint8 `[K' / 2, N]`, C-contiguous.
         multipliers: int8 `[K' / group, N]`; None for int8 weights.
         scale: f32 `[N]`.
+        bias: f32 `[N]`, added to every product; None where there is none.
     """
 
     weights: Array
     multipliers: Array | None
     scale: Array
+    bias: Array | None = None
 
     @classmethod
     def of(cls, name: str, parts: Mapping[str, Array]) -> Self:
-        """The matrix of that name among the parts of a record."""
-        scale = parts[f"{name}.scale"]
+        """The matrix of that name among the parts of a record, with its bias if it has one."""
+        scale, bias = parts[f"{name}.scale"], parts.get(f"{name}.bias")
         if name in parts:
-            return cls(parts[name], None, scale)
-        return cls(parts[f"{name}.nibbles"], parts[f"{name}.multipliers"], scale)
+            return cls(parts[name], None, scale, bias)
+        return cls(parts[f"{name}.nibbles"], parts[f"{name}.multipliers"], scale, bias)
 
     @property
     def group(self) -> int:
@@ -140,7 +144,9 @@ class StoredMatrix:
         assert self.weights.shape[0] == stored, (self.weights.shape, rows)
         multipliers = None if self.multipliers is None else _address(self.multipliers, np.int8)
         weights = _address(self.weights, np.int8 if self.multipliers is None else np.uint8)
-        return byref(_Matrix(weights, multipliers, _address(self.scale), rows, self.columns, self.group))
+        assert self.bias is None or self.bias.shape == (self.columns,)
+        vectors = _address(self.scale), None if self.bias is None else _address(self.bias)
+        return byref(_Matrix(weights, multipliers, *vectors, rows, self.columns, self.group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,7 @@ class Kernel:
         return QuantisedRows(data, scale, columns, packed)
 
     def product(self, rows: QuantisedRows, matrix: StoredMatrix) -> Floats:
-        """`rows @ matrix`, f32 `[T, N]`, equal to `estream_spec.weights.integer_product` bit for bit."""
+        """`rows @ matrix`, f32 `[T, N]`, equal to `estream_spec.weights.integer_product` bit for bit; and its bias."""
         assert rows.packed == bool(matrix.group)
         y = np.empty((len(rows.scale), matrix.columns), np.float32)
         self._call(
@@ -247,6 +253,7 @@ class Kernel:
         chosen: npt.NDArray[np.int64],
         shares: Floats,
         matrices: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
+        limit: float | None,
         total: Floats,
     ) -> None:
         """Add what an expert makes of some rows, times their shares, to those rows of a total.
@@ -257,6 +264,7 @@ class Kernel:
             chosen: which of them, `[t]`, none twice.
             shares: what each counts, `[t]`.
             matrices: gate, up and down.
+            limit: of the activation `clamped-swiglu`; None for `silu`.
             total: f32 `[T, hidden]`, added to.
 
         Raises:
@@ -281,56 +289,72 @@ class Kernel:
             gate._pointer(rows.columns),
             up._pointer(up_rows.columns),
             down._pointer(gate.columns),
+            limit or 0.0,
             _address(total),
         )
 
-    def norm(self, x: Floats, weight: Floats, epsilon: float) -> Floats:
-        """RMS norm of each row `[T, N]`, times weight `[N]`."""
+    def norm(self, x: Floats, weight: Floats, epsilon: float, bias: Floats | None = None) -> Floats:
+        """RMS norm of each row `[T, N]`, times weight `[N]`; or layer norm, if there is a bias `[N]`."""
         assert weight.shape == x.shape[1:]
-        y = np.empty_like(x)
-        self._call("kernel_norm", _address(x), _address(weight), epsilon, *x.shape, _address(y))
+        assert bias is None or bias.shape == weight.shape
+        y, added = np.empty_like(x), None if bias is None else _address(bias)
+        self._call("kernel_norm", _address(x), _address(weight), added, epsilon, *x.shape, _address(y))
         return y
 
     def heads_first(self, x: Floats, heads: int, tables: tuple[Floats, Floats] | None = None) -> Floats:
-        """Rows `[T, heads * D]` as `[heads, T, D]`, rotated by cosines and sines `[T, D]` if there are any."""
+        """Rows `[T, heads * D]` as `[heads, T, D]`.
+
+        Args:
+            x: f32, the rows.
+            heads: how many.
+            tables: cosines and sines `[T, R]` by which the first R numbers of each head are rotated; None for none.
+        """
         tokens, width = len(x), x.shape[1] // heads
         y = np.empty((heads, tokens, width), np.float32)
-        assert tables is None or all(each.shape == (tokens, width) for each in tables)
+        rotated = 0 if tables is None else tables[0].shape[1]
+        assert tables is None or all(each.shape == (tokens, rotated) for each in tables)
+        assert rotated <= width
         cosine, sine = (None, None) if tables is None else map(_address, tables)
-        self._call("kernel_rotate", _address(x), cosine, sine, tokens, heads, width, _address(y))
+        self._call("kernel_rotate", _address(x), cosine, sine, tokens, heads, width, rotated, _address(y))
         return y
 
-    def attend(self, queries: Floats, keys: Floats, values: Floats, mask: Floats) -> Floats:
+    def attend(
+        self, queries: Floats, keys: Floats, values: Floats, mask: Floats, scale: float, sinks: Floats | None = None
+    ) -> Floats:
         """Attention of a block of rows.
 
         Args:
             queries: f32 `[heads, T, D]`.
             keys: f32 `[key_value_heads, S, D]`; each head's part contiguous.
-            values: likewise, at the same distances.
+            values: f32 `[key_value_heads, S, V]`, likewise.
             mask: f32 `[T, S]`, added to scores.
+            scale: what scores are multiplied by before.
+            sinks: f32 `[heads]`, scores that have no value; None for none.
 
         Returns:
-            f32 `[T, heads * D]`.
+            f32 `[T, heads * V]`.
 
         Raises:
             LinkError: memory is wanting.
         """
         heads, tokens, width = queries.shape
-        shared, length, _ = keys.shape
-        assert keys.shape == values.shape
-        assert keys.strides == values.strides
+        shared, length, value_width = values.shape
+        assert keys.shape == (shared, length, width)
         assert mask.shape == (tokens, length)
         assert keys.dtype == values.dtype == np.float32
-        assert keys.strides[1:] == (4 * width, 4)
+        assert (keys.strides[1:], values.strides[1:]) == ((4 * width, 4), (4 * value_width, 4))
         assert heads % shared == 0
-        y = np.empty((tokens, heads * width), np.float32)
+        assert sinks is None or sinks.shape == (heads,)
+        y = np.empty((tokens, heads * value_width), np.float32)
         self._call(
             "kernel_attend",
             _address(queries),
             keys.ctypes.data,
             values.ctypes.data,
             _address(mask),
-            *(heads, shared, tokens, length, width, keys.strides[0] // 4),
+            None if sinks is None else _address(sinks),
+            *(heads, shared, tokens, length, width, value_width, keys.strides[0] // 4, values.strides[0] // 4),
+            scale,
             _address(y),
         )
         return y

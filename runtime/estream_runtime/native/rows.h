@@ -21,6 +21,7 @@ typedef struct {
     const uint8_t *weights;
     const int8_t *multipliers; // [groups, columns], nibbles only
     const float *scale;        // [columns]
+    const float *bias;         // [columns], added to every product, or NULL
     int64_t rows, columns;
     int32_t group;
 } matrix;

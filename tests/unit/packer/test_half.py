@@ -15,12 +15,14 @@ import pytest
 from estream_packer.graphs import build_fixed_graph
 from estream_packer.graphs.builder import Builder
 from estream_packer.graphs.half import HalfArithmetic
-from estream_spec.binary_interface import fixed_interface, label, tensor_name
+from estream_spec.binary_interface import HIDDEN, fixed_interface, label, tensor_name
 from estream_spec.errors import InvalidError
 from estream_spec.graph_interface import ROLES, Interface, Value, class_count, role_shape
 from estream_spec.manifest import GraphRole
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
 from estream_spec.weights import GROUP_SIZES, MAX_MULTIPLIER, Encoding, expand_nibbles, matrix_parts, pack_nibbles
+from fixtures.formulas import activated
+from fixtures.models import LAYER_NORMS, MIXED
 
 Array = npt.NDArray[Any]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
@@ -171,7 +173,7 @@ def test_nothing_in_a_norm_leaves_the_range_of_fp16(rows: npt.NDArray[np.float64
 def test_scores_and_masks() -> None:
     queries, keys = random().standard_normal((3, 16)), random().standard_normal((16, 7))
     x, k = queries.astype(np.float32), keys.astype(np.float32)
-    found = evaluated(lambda half: half._graph.add("Identity", half.scores("x", "k", 16), result="y"), {}, x=x, k=k)
+    found = evaluated(lambda half: half._graph.add("Identity", half.scores("x", "k", 0.25), result="y"), {}, x=x, k=k)
     np.testing.assert_allclose(found, queries @ keys / 4, rtol=1e-5, atol=1e-6)
 
 
@@ -184,27 +186,41 @@ def test_a_gated_product_is_divided_and_multiplied_again() -> None:
     np.testing.assert_allclose(found, (gate * up) @ matrix, rtol=1e-4)
 
 
+def test_a_clamped_product_is_divided_and_multiplied_again() -> None:
+    gate, up = (random().standard_normal((2, 16)).astype(np.float32) * 9 for _ in range(2))
+    matrix = random().standard_normal((16, 7)).astype(np.float32)
+    graph_inputs = {"x": gate, "u": up, "w": matrix}
+    found = evaluated(lambda half: half.clamped("x", "u", 7.0, "w", "y"), {"w": ("f32", 16)}, **graph_inputs)
+    np.testing.assert_allclose(found, activated(gate, up, 7.0) @ matrix, rtol=1e-4, atol=1e-4)
+
+
+def test_exponentials_are_nothing_in_fp16_where_keys_are_hidden() -> None:
+    x = np.array([[0, -1, -9, -20, -32, HIDDEN, -65504]], np.float32)
+    found = evaluated(lambda half: half._graph.add("Identity", half.exponential("x"), result="y"), {}, x=x)
+    np.testing.assert_allclose(found, np.exp(x), rtol=1e-5, atol=float(np.finfo(np.float16).smallest_subnormal) / 4)
+
+
 # Whole graphs
 
-CASES: list[tuple[GraphRole, int, tuple[Encoding, ...]]] = [
-    (role, shape_class, encodings)
+DESCRIBED = {each.family: each for each in (MODEL, MIXED, LAYER_NORMS)}
+CASES: list[tuple[str, GraphRole, int, tuple[Encoding, ...]]] = [
+    (name, role, shape_class, encodings)
+    for name, model in DESCRIBED.items()
     for role in ROLES
-    for shape_class in range(class_count(role, MODEL))
-    for encodings in (
-        [(each,) * len(role_shape(role, MODEL, 0).matrices) for each in ENCODINGS] if role != "attend" else [()]
-    )
+    for shape_class in range(class_count(role, model))
+    for encodings in dict.fromkeys((each,) * len(role_shape(role, model, shape_class).matrices) for each in ENCODINGS)
 ]
 
 
-@pytest.mark.parametrize(("role", "shape_class", "encodings"), CASES)
+@pytest.mark.parametrize(("name", "role", "shape_class", "encodings"), CASES)
 def test_a_fixed_graph_has_the_names_and_shapes_of_its_interface(
-    role: GraphRole, shape_class: int, encodings: tuple[Encoding, ...]
+    name: str, role: GraphRole, shape_class: int, encodings: tuple[Encoding, ...]
 ) -> None:
-    keys = 64 if role == "attend" else 0
-    data = build_fixed_graph(role, MODEL, shape_class, 32, keys, encodings)
-    assert data == build_fixed_graph(role, MODEL, shape_class, 32, keys, encodings)
+    model, keys = DESCRIBED[name], 64 if role == "attend" else 0
+    data = build_fixed_graph(role, model, shape_class, 32, keys, encodings)
+    assert data == build_fixed_graph(role, model, shape_class, 32, keys, encodings)
     graph = onnx.load_model_from_string(data).graph
-    expected = fixed_interface(role, MODEL, shape_class, 32, keys, encodings)
+    expected = fixed_interface(role, model, shape_class, 32, keys, encodings)
     assert graph.name == label(role, shape_class, 32, keys, encodings)
     types = {onnx.TensorProto.FLOAT: "f32", onnx.TensorProto.INT8: "i8", onnx.TensorProto.UINT8: "u8"}
     for found, values in ((graph.input, expected.inputs), (graph.output, expected.outputs)):
@@ -221,11 +237,13 @@ def test_a_fixed_graph_has_the_names_and_shapes_of_its_interface(
 
 def test_no_two_graphs_share_a_name() -> None:
     taken = set[str]()
-    for role, shape_class, encodings in CASES:
+    for name, role, shape_class, encodings in CASES:
+        if name != MIXED.family:  # models have no binary in common
+            continue
         for tokens in (32, 64):
             for keys in (64, 128) if role == "attend" else (0,):
                 graph = onnx.load_model_from_string(
-                    build_fixed_graph(role, MODEL, shape_class, tokens, keys, encodings)
+                    build_fixed_graph(role, MIXED, shape_class, tokens, keys, encodings)
                 ).graph
                 made = [each.name for each in (*graph.input, *graph.initializer)]
                 made += [each for node in graph.node for each in node.output]
@@ -236,8 +254,8 @@ def test_no_two_graphs_share_a_name() -> None:
 
 
 def test_no_weight_is_baked_into_a_fixed_graph() -> None:
-    for role, shape_class, encodings in CASES:
-        data = build_fixed_graph(role, MODEL, shape_class, 32, 64 if role == "attend" else 0, encodings)
+    for name, role, shape_class, encodings in CASES:
+        data = build_fixed_graph(role, DESCRIBED[name], shape_class, 32, 64 if role == "attend" else 0, encodings)
         constants = onnx.load_model_from_string(data).graph.initializer
         assert all(np.prod(each.dims) <= 8 for each in constants if each.data_type != onnx.TensorProto.INT64)
 

@@ -26,9 +26,11 @@ from estream_runtime import vendor_sdk
 from estream_spec.binary_interface import fixed_interface, label, label_of, tensor_name
 from estream_spec.chips import chip_named
 from estream_spec.errors import LinkError, PackError
+from estream_spec.graph_interface import ROLES, class_count, role_shape
 from estream_spec.manifest import Binary, BinaryGraph
-from estream_spec.weights import GROUP_SIZES, NIBBLE_ZERO
+from estream_spec.weights import GROUP_SIZES, NIBBLE_ZERO, Encoding
 from fixtures import dying
+from fixtures.models import LAYER_NORMS, MIXED
 from fixtures.npu import binary_for, compiled_for
 from fixtures.packages import MODEL
 
@@ -186,6 +188,22 @@ def test_inputs_are_the_same_every_time_and_of_all_kinds() -> None:
     assert set(stored["head.nibbles"].ravel() & 15) == set(range(16))
     assert (stored["head.scale"] == 0).any()
     assert len(stored["head.multipliers"]) == MODEL.hidden // GROUP_SIZES["w4g32"]
+
+
+def test_biases_and_sinks_are_of_both_signs_and_shares_of_the_size_of_one() -> None:
+    """Where they were all positive, or as large as norms, much of what a compiler gets wrong would not show."""
+    for model in (MIXED, LAYER_NORMS):
+        for role in ROLES:
+            for index in range(class_count(role, model)):
+                alone: tuple[Encoding] = ("f32",)
+                encodings = alone * len(role_shape(role, model, index).matrices)
+                graph = BinaryGraph(name="graph", role=role, shape_class=index, tokens=32, keys=9, encodings=encodings)
+                _, plain = inputs_of(graph, model)
+                for name, vector in plain.items():
+                    if name.endswith((".bias", "sinks", "share")):
+                        assert vector.min() < 0 < vector.max(), (model.family, role, name)
+                if "share" in plain:
+                    assert 0.2 < np.abs(plain["normed"][0] @ plain["share"]) < 5
 
 
 # Children that end

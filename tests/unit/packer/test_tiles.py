@@ -10,11 +10,16 @@ import pytest
 from msgspec.structs import replace as changed
 
 from estream_packer.htp.tiles import KEYS, TOKENS, Weights, tiles_for
+from estream_spec.graph_interface import class_count
 from estream_spec.layout import embedding_layout, expert_layout, final_layout, layer_layout
 from estream_spec.manifest import GraphRole
 from estream_spec.model import Layer, ModelDescription
 from estream_spec.weights import Encoding
+from fixtures.models import MIXED
 from fixtures.packages import ENCODINGS, MODEL
+
+OWN = {role: tokens for role, tokens in TOKENS.items() if class_count(role, MODEL)}
+"""The tiles of the roles that the model has."""
 
 
 def weights(model: ModelDescription, *others: dict[str, Encoding]) -> Weights:
@@ -39,7 +44,7 @@ def labels(stored: Weights) -> list[str]:
 
 def test_neither_experts_nor_layers_add_graphs() -> None:
     small = labels(weights(model(experts=16, layers=1)))
-    assert len(small) == sum(len(TOKENS[role]) for role in TOKENS)
+    assert len(small) == sum(map(len, OWN.values()))
     for experts in (16, 64):
         for layers in (1, 4):
             assert labels(weights(model(experts=experts, layers=layers))) == small
@@ -52,7 +57,7 @@ def test_tiles_are_told_apart_and_named_as_they_are_labelled() -> None:
     by_role: dict[GraphRole, list[int]] = {}
     for tile in tiles:
         by_role.setdefault(tile.graph.role, []).append(tile.graph.tokens)
-    assert {role: tuple(found) for role, found in by_role.items()} == TOKENS
+    assert {role: tuple(found) for role, found in by_role.items()} == OWN
 
 
 def test_each_tile_has_twice_the_rows_of_the_one_before() -> None:
@@ -115,6 +120,19 @@ def test_shape_classes_have_their_own_graphs() -> None:
         expert_blocks=(block, changed(block, intermediate=64)),
     )
     found = Counter((tile.graph.role, tile.graph.shape_class) for tile in tiles_for(weights(described)))
-    expected = Counter({(role, number): len(TOKENS[role]) for role in TOKENS for number in (0, 1)})
+    expected = Counter({(role, number): len(tokens) for role, tokens in OWN.items() for number in (0, 1)})
     del expected["head", 1]
     assert found == expected
+
+
+def test_layers_of_all_kinds_have_their_graphs() -> None:
+    """A layer without experts, whose range of records names any layout, has no say in how experts are stored."""
+    usual = weights(MIXED)
+    experts = [
+        usual.dense[0] if layer.experts is None else layout
+        for layer, layout in zip(MIXED.layers, usual.experts, strict=True)
+    ]
+    stored = replace(usual, experts=experts)
+    found = {(tile.graph.role, tile.graph.shape_class) for tile in tiles_for(stored)}
+    assert found == {(role, number) for role in TOKENS for number in range(class_count(role, MIXED))}
+    assert stored.encodings("expert", 0) == [("w4g32",) * 3]

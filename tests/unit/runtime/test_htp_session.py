@@ -15,17 +15,20 @@ import pytest
 from estream_loader import open_package, rpcmem
 from estream_packer.recipe import BuildOptions, DenseEncoding
 from estream_runtime import Session
+from estream_runtime.batch import Batch
 from estream_spec.errors import LinkError, TrapError
 from fixtures.cdsprpc import StandIn
 from fixtures.compiled import compile_package
 from fixtures.olmoe import EXPERTS, LAYERS, VariantName, token_ids
-from fixtures.packed import PackageFactory
+from fixtures.packed import FamilyFactory, PackageFactory
 
 Floats = npt.NDArray[np.float32]
 PROMPT = token_ids("htp", 3)
 LONG = token_ids("session", 33)
 CLOSE = 2e-2
 """What logits may differ by from those of f32, as a share of the largest one."""
+HIDDEN_CLOSE = 1e-2
+"""What hidden states may differ by, as a share of their size."""
 
 
 def logits_of(path: Path, prompt: npt.NDArray[np.int64], backend: str = "htp", **options: Any) -> Floats:
@@ -92,6 +95,20 @@ def test_other_models(variant: VariantName, dense: DenseEncoding, packed: Packag
     compile_package(path)
     found, exact = (logits_of(path, PROMPT, backend) for backend in ("htp", "portable"))
     assert np.abs(found - exact).max() < CLOSE * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "gpt_oss", "lfm2_moe"])
+def test_hidden_states_of_all_kinds_of_layers(name: str, packed_family: FamilyFactory, tmp_path: Path) -> None:
+    """Dense blocks and latent attention; biases, sinks and windows; convolutions: rows as they enter the head."""
+    path = tmp_path / "compiled.emoe"
+    shutil.copy(packed_family(name, BuildOptions(activations="f32", experts="w8", dense="w8")), path)
+    compile_package(path)
+    found = []
+    with open_package(path) as package:
+        for backend in ("htp", "portable"):
+            with Session(package, backend, threads=1) as session:
+                found.append(session._run(Batch.of(LONG), np.copy))
+    assert np.linalg.norm(found[0] - found[1]) < HIDDEN_CLOSE * np.linalg.norm(found[1])
 
 
 def test_generation_is_that_of_f32(compiled_package: Path) -> None:

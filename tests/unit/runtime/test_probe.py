@@ -21,7 +21,7 @@ from estream_runtime.recorder import Timed
 from estream_spec.errors import LinkError
 from estream_spec.profile import Described, decode_profile, encode_profile
 from estream_spec.routing_load import even_shares, expected_load
-from estream_spec.schedule import ExpertShape
+from estream_spec.schedule import OPERANDS, ExpertShape, Opcode
 from estream_spec.trace import Activity
 from estream_spec.workload import grouped_work
 from fixtures.olmoe import EXPERTS, LAYERS
@@ -248,6 +248,22 @@ def test_reads_that_are_not_proven_are_refused(packed: PackageFactory, monkeypat
     monkeypatch.setattr(Reader, "mode", "direct, unproven: the system does not tell")
     with open_package(packed()) as package, pytest.raises(LinkError, match="reads are direct, unproven"):
         probe(package, "here", 1, Quiet())
+
+
+def test_programs_are_of_layers_that_have_experts() -> None:
+    """The dense block of the first is timed with all else of the layer, and not beside reading."""
+    lengths = tuple(4096 if count else 0 for count in (0, 8, 0, 8, 8))
+    shape = ExpertShape(counts=(0, 8, 0, 8, 8), record_lengths=lengths, dense_layers=frozenset({0, 1, 3}))
+    held = Held.of(shape, 4 << 20, 0)
+    once = [Opcode.ATTEND, Opcode.ROUTE, Opcode.DENSE]
+    assert [each.opcode for each in held.prefill().instructions if each.opcode in once] == [*once, *once[:2]]
+    for program in (held.load(), held.prefill(), held.calls()):
+        assert {each.layer for each in program.instructions if OPERANDS[each.opcode]} == {1}
+    paged = held.paged(shape, 2)
+    assert {each.layer for each in paged.instructions if OPERANDS[each.opcode]} == {1, 3}
+    assert [each.layer for each in paged.instructions if each.opcode == Opcode.DENSE] == [3]
+    fills = [(each.layer, each.group) for each in paged.instructions if each.opcode == Opcode.FILL]
+    assert fills == [(layer, group) for layer in (1, 3) for group in range(4)]
 
 
 def timed(begun: float, ended: float, group: int, expert: int, activity: Activity = "products") -> Timed:

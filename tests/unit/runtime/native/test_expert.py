@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from estream_spec.model import SWIGLU_SLOPE
 from estream_spec.weights import integer_product, quantise_activations
 from fixtures.kernel_driver import Build, Driver, DriverFactory, Floats, Matrix
 from fixtures.stored import GROUPS, WeightKind, seeds, stored_matrix, token_rows
@@ -21,17 +22,29 @@ sizes = st.integers(1, 40) | st.integers(1, 200)
 
 
 def product(x: Floats, matrix: Matrix) -> Floats:
-    """The reference's."""
+    """The reference's, and a bias if there is one."""
     activations, scale = quantise_activations(x)
-    return integer_product(activations, scale, matrix.weights, matrix.scale)
+    y = integer_product(activations, scale, matrix.weights, matrix.scale)
+    return y if matrix.bias is None else y + matrix.bias
 
 
-def output(x: Floats, expert: Expert) -> Floats:
-    """What an expert makes of rows, by numpy, SiLU in f64."""
+def output(x: Floats, expert: Expert, limit: float = 0) -> Floats:
+    """What an expert makes of rows, by numpy, the activation in f64."""
     gate, up, down = expert
-    gated = product(x, gate).astype(np.float64)
-    silu: Floats = (gated / (1 + np.exp(-gated))).astype(np.float32)
-    return product(silu * product(x, up), down)
+    gated, other = product(x, gate).astype(np.float64), product(x, up)
+    if limit:
+        gated, other = np.minimum(gated, limit), other.clip(-limit, limit) + 1
+    slope = SWIGLU_SLOPE if limit else 1
+    return product((gated / (1 + np.exp(-slope * gated)) * other).astype(np.float32), down)
+
+
+def biased(expert: Expert, random: np.random.Generator) -> Expert:
+    """The expert with biases about as large as its products."""
+    gate, up, down = (
+        replace(each, bias=(random.standard_normal(len(each.scale)) * size).astype(np.float32))
+        for each, size in zip(expert, (2, 1000, 100000), strict=True)
+    )
+    return gate, up, down
 
 
 def scaled(matrix: Matrix, factor: float) -> Matrix:
@@ -109,6 +122,36 @@ def test_an_expert_is_what_numpy_computes(driver: Driver, tokens: int, groups: t
     expected = output(x, expert)
     # What stands at a tie is rounded by the last bits of SiLU.
     assert np.linalg.norm(y - expected) <= 5e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("limit", [0, 700.0])
+@pytest.mark.parametrize("groups", [(0, 32), (64, 0)])
+@pytest.mark.parametrize("tokens", [1, 3, 60])
+def test_biases_and_another_activation(driver: Driver, tokens: int, groups: tuple[int, int], limit: float) -> None:
+    """About half of what `up` makes is held to the limit."""
+    random = np.random.default_rng(tokens)
+    expert, x = biased(make_expert(200, 150, *groups, random), random), token_rows(["normal"], tokens, 200, random)
+    chosen, shares = choose(tokens, tokens, random)
+    y = driver.expert(x, chosen, np.ones_like(shares), expert, np.zeros_like(x), 2, limit)
+    expected = output(x, expert, limit)
+    assert np.linalg.norm(y - expected) <= 5e-3 * np.linalg.norm(expected)
+    whole = driver.expert(x, range(tokens), shares, expert, x, 1, limit)
+    alone = driver.expert(x, [tokens - 1], shares[-1:], expert, x, 1, limit)
+    np.testing.assert_array_equal(alone[-1], whole[-1])
+
+
+def test_the_clamped_activation_is_accurate(driver: Driver) -> None:
+    """One feature through matrices of one weight, gate and up moved apart by their biases."""
+    one = Matrix.of_bytes(np.array([[127]], np.int8), np.array([1 / 127], np.float32))
+    gate, up = (replace(one, bias=np.array([bias], np.float32)) for bias in (0.5, -2))
+    x = np.concatenate([np.linspace(-80, 80, 399), [-1e-3, 0, 1e-3, 1e4, -1e4]]).astype(np.float32)[:, None]
+    shares, nothing = np.ones(len(x), np.float32), np.zeros_like(x)
+    y = driver.expert(x, range(len(x)), shares, (gate, up, one), nothing, limit=7)
+    wide = x.astype(np.float64)
+    held = np.minimum(wide + 0.5, 7)
+    with np.errstate(over="ignore"):
+        expected = held / (1 + np.exp(-SWIGLU_SLOPE * held)) * ((wide - 2).clip(-7, 7) + 1)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=64 * EPSILON * (1 + np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("groups", [(0, 0), (32, 32), (64, 0)])
