@@ -34,7 +34,7 @@ demo: $(INSTALLED)
 		--prompt "It was a fine morning, and"
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check
