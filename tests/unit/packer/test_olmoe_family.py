@@ -349,7 +349,6 @@ def test_tensors_are_read_as_they_are_stored(tmp_path: Path) -> None:
                 "down": (32, 64),
             }
             down = sources["down"].read(checkpoint)
-            assert down.flags.c_contiguous
             stored = tensors[f"model.layers.1.mlp.experts.{expert}.down_proj.weight"]
             np.testing.assert_array_equal(down, stored.T.astype(np.float32))
         norms = [tensors[f"model.layers.0.{name}_layernorm.weight"][0] for name in ("input", "post_attention")]

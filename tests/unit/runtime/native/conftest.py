@@ -39,9 +39,9 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> DriverFactory:
     return start
 
 
-@pytest.fixture(scope="session", params=BUILDS, ids=str)
+@pytest.fixture(scope="module", params=BUILDS, ids=str)
 def driver(request: pytest.FixtureRequest, drivers: DriverFactory) -> Iterator[Driver]:
-    """The kernel on each path in turn."""
+    """The kernel on each path in turn, ended with the file: a driver that nobody talks to gives up."""
     build: Build = request.param
     with drivers(build) as driver:
         yield driver
