@@ -134,7 +134,7 @@ def _quantise_w8(weight: Floats, axis: int) -> Parts:
 
 def _rounded_w8(weight: Floats, scale: Floats) -> Floats:
     """Whole numbers in [-127, 127] that times the scale come nearest to the weights."""
-    quotients: Floats = weight / np.where(scale > 0, scale, np.float32(1))
+    quotients: Floats = np.divide(weight, np.where(scale > 0, scale, np.float32(1)), dtype=np.float32)
     np.rint(quotients, out=quotients)
     # A scale that cuts off, or a subnormal one, is coarse enough for a quotient to leave the range.
     return np.clip(quotients, -_LARGEST_W8, _LARGEST_W8, out=quotients)
