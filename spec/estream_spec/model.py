@@ -89,7 +89,8 @@ class Attention(Described, frozen=True, kw_only=True):
         rotary: position encoding of queries and keys.
         qk_norm: `full` normalises all heads together (weight of `heads * head_dim`) before heads are split, `head` each
             head by itself (weight of `head_dim`), `none` does not normalise.
-        clip_qkv: bound on the absolute value of the three projections, applied after `qk_norm` and before rotation.
+        clip_qkv: bound on the absolute value of the three projections, applied after the norm of all
+            heads together, before that of each head.
         value_dim: width of one head of values; None for `head_dim`.
         scale: multiplies scores; None for `1 / sqrt(head_dim)`.
         bias: the projections of queries, keys and values have biases.
