@@ -199,14 +199,20 @@ def shared_width(keys: Config, key: str, default: int, each: int, *, fewest: int
     return count * each
 
 
-def window(keys: Config, context: int) -> int | None:
-    """The window that `sliding_window` sets for all layers; None where it is as long as the context or not set.
+def window(keys: Config, context: int, default: int | None = None) -> int | None:
+    """The window that `sliding_window` sets for all layers; None where it is null or as long as the context.
+
+    Args:
+        keys: the configuration.
+        context: most tokens of prompt and output together.
+        default: the window where the key is absent, which null is not; None for none.
 
     Raises:
         PackError: it is out of range.
     """
-    tokens = width(keys, "sliding_window", context)
-    return tokens if tokens < context else None
+    key = "sliding_window"
+    tokens = width(keys, key) if keys.has(key) else None if key in keys.values else default
+    return tokens if tokens is not None and tokens < context else None
 
 
 def layer_types(keys: Config, known: Sequence[str], default: Sequence[str] | None = None) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ QWEN3: Final = "qwen3_moe"
 _NORM_EPSILON: Final = 1e-6
 _ROPE_THETA: Final = 10000.0
 _SHARED_WIDTH: Final = 5632
+_WINDOW: Final = 4096
 
 
 def describe_qwen2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
@@ -38,7 +39,7 @@ def describe_qwen3(config: Mapping[str, object], generation: Mapping[str, object
     """The model that a Qwen3-MoE configuration describes. Raises as `olmoe.describe` does."""
     keys = Config(config)
     windowed = keys.flag("use_sliding_window", default=False)
-    window = common.window(keys, common.context_length(keys)) if windowed else None
+    window = common.window(keys, common.context_length(keys), _WINDOW) if windowed else None
     common.check_layers_alike(keys, window)
     biased = keys.flag("attention_bias", default=False)
     heads = common.heads(keys, common.rotary(keys, _ROPE_THETA))
