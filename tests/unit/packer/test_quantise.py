@@ -159,7 +159,6 @@ def test_weights_on_the_grid_are_kept_exactly(encoding: Encoding) -> None:
 
 
 def test_columns_do_not_touch_each_other() -> None:
-    # More columns than are worked on at a time.
     weight = _gaussian(2048, 300)
     whole, alone = quantise_matrix(weight, "w4g32"), quantise_matrix(weight[:, 200:203].copy(), "w4g32")
     for name in ("nibbles", "multipliers", "scale"):
