@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_runtime.interpreter import ROW_BLOCK
-from estream_runtime.likelihood import Doubles, Floats, log_softmax
+from estream_runtime.likelihood import Doubles, log_softmax
 from estream_runtime.session import Session, TokenIds
 from estream_spec.errors import TrapError
+from estream_spec.weights import Floats
 
 Advance = Callable[[int], None]
 """Told how many more tokens have been predicted."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypedDict
 
+from estream_packer.checkpoint.folder import GENERATION_CONFIG
 from estream_packer.families.config import Config
 from estream_packer.families.rotary import RotarySettings
 from estream_spec import limits
 from estream_spec.model import Rotary
 
-GENERATION: Final = "generation_config.json"
-LARGEST: Final = 1e30
-"""Of any number that something is multiplied by."""
 ROTARY_KINDS: Final = ("default", "linear", "llama3", "yarn")
 """Those that do not depend on the length of a prompt."""
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -246,7 +244,7 @@ def check_layers_alike(keys: Config, window: int | None) -> None:
 def _end_tokens(keys: Config, generation: Mapping[str, object] | None, vocabulary: int) -> tuple[int, ...]:
     """The end tokens, each once. One, several or none may be given."""
     key = "eos_token_id"
-    generation_keys = Config(generation or {}, GENERATION)
+    generation_keys = Config(generation or {}, GENERATION_CONFIG)
     place = generation_keys if generation_keys.has(key) else keys
     found = place.values.get(key)
     tokens = [] if found is None else found if isinstance(found, list) else [found]

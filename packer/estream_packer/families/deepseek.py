@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_packer.families.places import Place, Places, Selection, halves, vector
 from estream_packer.families.weights import WeightMap
 from estream_spec import limits
@@ -123,7 +123,7 @@ def _v2_router(keys: Config) -> Router:
     keys.only("topk_method", "greedy", "group_limited_greedy")
     grouped = keys.values.get("topk_method") == "group_limited_greedy"
     groups, chosen = _groups(keys, experts, top_k, None, None) if grouped else (1, 1)
-    scale = keys.number("routed_scaling_factor", 0, common.LARGEST, 1.0)
+    scale = keys.number("routed_scaling_factor", 0, LARGEST, 1.0)
     return Router(family="softmax-topk", top_k=top_k, groups=groups, top_groups=chosen, scale=scale)
 
 
@@ -141,7 +141,7 @@ def _v3_router(keys: Config) -> Router:
         groups=groups,
         top_groups=chosen,
         group_score="largest" if groups == 1 else "two-largest",
-        scale=keys.number("routed_scaling_factor", 0, common.LARGEST, 2.5),
+        scale=keys.number("routed_scaling_factor", 0, LARGEST, 2.5),
         epsilon=_V3_EPSILON if renormalise else 0.0,
     )
 

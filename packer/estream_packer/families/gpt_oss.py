@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_packer.families.places import Places, vector
 from estream_packer.families.rotary import RotarySettings
 from estream_packer.families.weights import WeightMap
@@ -81,7 +81,7 @@ def _expert_block(keys: Config) -> ExpertBlock:
         intermediate=common.width(keys, "intermediate_size"),
         router=Router(family="softmax-topk-renormalise", top_k=top_k, bias=True),
         activation="clamped-swiglu",
-        limit=keys.number("swiglu_limit", 0, common.LARGEST, _LIMIT),
+        limit=keys.number("swiglu_limit", 0, LARGEST, _LIMIT),
         bias=True,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_packer.families.places import ExpertSpelling, Group, Places
 from estream_packer.families.weights import WeightMap
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Router
@@ -34,9 +34,9 @@ class _Multipliers:
     def of(cls, keys: Config) -> Self:
         """Those of a configuration."""
         return cls(
-            embedding=keys.number("embedding_multiplier", 0, common.LARGEST, 1.0),
-            residual=keys.number("residual_multiplier", 0, common.LARGEST, 1.0),
-            logits=1 / keys.number("logits_scaling", 0, common.LARGEST, 1.0),
+            embedding=keys.number("embedding_multiplier", 0, LARGEST, 1.0),
+            residual=keys.number("residual_multiplier", 0, LARGEST, 1.0),
+            logits=1 / keys.number("logits_scaling", 0, LARGEST, 1.0),
         )
 
 
@@ -51,7 +51,7 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
         **common.heads(keys, common.rotary(keys, _ROPE_THETA)),
         bias=biased,
         out_bias=biased,
-        scale=keys.number("attention_multiplier", 0, common.LARGEST, 1.0),
+        scale=keys.number("attention_multiplier", 0, LARGEST, 1.0),
     )
     block = ExpertBlock(
         experts=experts,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_packer.families.places import Place, Places, Selection, matrix, vector
 from estream_packer.families.weights import WeightMap
 from estream_spec import limits
@@ -79,7 +79,7 @@ def _expert_block(keys: Config, layers: int) -> ExpertBlock:
             family="sigmoid-topk-renormalise" if renormalise else "sigmoid-topk",
             top_k=keys.integer("num_experts_per_tok", 1, experts),
             selection_bias=keys.flag("use_expert_bias", default=True),
-            scale=keys.number("routed_scaling_factor", 0, common.LARGEST, 1.0),
+            scale=keys.number("routed_scaling_factor", 0, LARGEST, 1.0),
             epsilon=_EPSILON if renormalise else 0.0,
         ),
     )

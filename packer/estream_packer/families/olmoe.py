@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_packer.families.weights import WeightMap
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Router
 
 MODEL_TYPE: Final = "olmoe"
-ARCHITECTURE: Final = "OlmoeForCausalLM"
 
 # What transformers takes where config.json says nothing. The published OLMoE leaves out the epsilon.
 _NORM_EPSILON: Final = 1e-5
@@ -59,7 +58,7 @@ def weights(model: ModelDescription) -> WeightMap:
 def _attention(keys: Config) -> Attention:
     heads = common.heads(keys, common.rotary(keys, _ROPE_THETA))
     keys.only("head_dim", common.width(keys, "hidden_size") // heads["heads"])
-    clip = keys.number("clip_qkv", 0, common.LARGEST) if keys.has("clip_qkv") else None
+    clip = keys.number("clip_qkv", 0, LARGEST) if keys.has("clip_qkv") else None
     return Attention(**heads, qk_norm="full", clip_qkv=clip)
 
 
