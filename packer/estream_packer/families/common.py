@@ -12,7 +12,7 @@ from estream_packer.checkpoint.folder import GENERATION_CONFIG
 from estream_packer.families.config import Config
 from estream_packer.families.rotary import RotarySettings
 from estream_spec import limits
-from estream_spec.model import Rotary
+from estream_spec.model import ExpertBlock, Rotary, Router
 
 ROTARY_KINDS: Final = ("default", "linear", "llama3", "yarn")
 """Those that do not depend on the length of a prompt."""
@@ -175,6 +175,29 @@ def expert_count(keys: Config, layers: int, name: str = _EXPERT_COUNTS[0]) -> in
     """
     highest = min(limits.MAX_EXPERTS, limits.MAX_RECORDS // max(layers, 1))
     return keys.integer(agreed(keys, name, *_EXPERT_COUNTS), 1, highest)
+
+
+def softmax_experts(keys: Config, layers: int, width_key: str) -> ExpertBlock:
+    """Experts chosen and weighed by a softmax over all of them, which `norm_topk_prob` renormalises.
+
+    Args:
+        keys: the configuration.
+        layers: how many have experts.
+        width_key: where it says how wide an expert is.
+
+    Raises:
+        PackError: a key is missing or out of range.
+    """
+    experts = expert_count(keys, layers)
+    renormalise = keys.flag("norm_topk_prob", default=False)
+    return ExpertBlock(
+        experts=experts,
+        intermediate=width(keys, width_key),
+        router=Router(
+            family="softmax-topk-renormalise" if renormalise else "softmax-topk",
+            top_k=keys.integer("num_experts_per_tok", 1, experts),
+        ),
+    )
 
 
 def shared_width(keys: Config, key: str, default: int, each: int, *, fewest: int = 1) -> int:

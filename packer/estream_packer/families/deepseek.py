@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from estream_packer.families import common, names
@@ -24,19 +25,19 @@ _V3_EPSILON: Final = 1e-20
 
 
 def read_v2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
-    """What a DeepSeek-V2 configuration describes, and where its tensors lie. Raises as `olmoe.describe` does."""
+    """What a DeepSeek-V2 configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config(config)
     keys.only("scoring_func", "softmax")
     keys.only("norm_topk_prob", False)
     keys.only("mlp_bias", False)
     model = _describe(V2, keys, generation, first_dense=0, shared=2, router=_v2_router(keys))
-    return _weights(model, drafts=0)
+    return names.weight_map(model, _layer)
 
 
 def read_v3(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
     """What a configuration of the DeepSeek-V3 family describes, and where its tensors lie.
 
-    Layers behind the last one, which draft tokens, are left out. Raises as `olmoe.describe` does.
+    Layers behind the last one, which draft tokens, are left out. Raises as `olmoe.read` does.
     """
     keys = Config(config)
     keys.only("scoring_func", "sigmoid")
@@ -44,20 +45,8 @@ def read_v3(config: Mapping[str, object], generation: Mapping[str, object] | Non
     keys.only("rope_interleave", True)
     model = _describe(V3, keys, generation, first_dense=3, shared=1, router=_v3_router(keys))
     drafts = common.agreed(keys, "num_nextn_predict_layers", "num_mtp_layers")
-    return _weights(model, drafts=keys.integer(drafts, 0, limits.MAX_LAYERS, default=1))
-
-
-def _weights(model: ModelDescription, drafts: int) -> WeightMap:
-    count = len(model.layers)
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model),
-        layers=tuple(((_layer(model, layer),),) for layer in range(count)),
-        experts=names.expert_spellings(model),
-        final=names.final(model),
-        tied_head=names.tied_head(model),
-        skipped=tuple(f"model.layers.{count + draft}." for draft in range(drafts)),
-    )
+    behind = range(len(model.layers), len(model.layers) + keys.integer(drafts, 0, limits.MAX_LAYERS, default=1))
+    return replace(names.weight_map(model, _layer), skipped=tuple(f"model.layers.{layer}." for layer in behind))
 
 
 def _describe(
