@@ -15,17 +15,15 @@ import numpy.typing as npt
 from estream_loader.records import tensors
 from estream_packer.checkpoint import Checkpoint
 from estream_packer.families import TensorSource
+from estream_packer.families.sources import BLOCK_WEIGHTS
 from estream_packer.quantise import Parts, quantise_embedding, quantise_matrix
 from estream_packer.writer import PackedRecord
 from estream_spec.layout import matrix_tensors
 from estream_spec.manifest import Matrix, RecordLayout
 from estream_spec.weights import Encoding, Floats
 
-BLOCK_WEIGHTS: Final = 1 << 17
-"""Weights worked on at a time: 512 KiB as f32 stay in a processor's own cache and in memory that is there already."""
 WORKING_BYTES: Final = 32 * BLOCK_WEIGHTS * 4
 """About what making a record takes besides the record: a block as it is read, widened, transposed, and tried."""
-CACHE_LINE: Final = 64
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -72,22 +70,7 @@ def _store(
     quantise: Callable[[Floats, Encoding], Parts] = partial(quantise_matrix, importance=importance)
     if by_row:
         quantise = quantise_embedding
-    elif matrix.encoding == "w8" and importance is None:
-        quantise = _quantise_channels
     for block, weights in source.blocks(checkpoint, BLOCK_WEIGHTS):
         for part, values in quantise(weights, matrix.encoding).items():
             target = stored[f"{matrix.name}.{part}" if part else matrix.name]
             target[block if by_row else (..., block)] = values
-
-
-def _quantise_channels(weight: Floats, encoding: Encoding) -> Parts:
-    """Stores columns with a scale each as rows of an embedding are: numbers in the order in which they were read.
-
-    Only the bytes that result are turned, a quarter of what the weights take. Their rows are set apart by an odd
-    number of cache lines, since rows whole pages apart would all fall into the same few lines.
-    """
-    parts = quantise_embedding(weight.T, encoding)
-    rows, width = parts[""].shape
-    apart = np.empty((rows, width + CACHE_LINE * (1 - width // CACHE_LINE % 2)), np.int8)[:, :width]
-    apart[...] = parts[""]
-    return {"": apart.T, "scale": parts["scale"]}

@@ -17,7 +17,7 @@ import msgspec
 
 from estream_loader import open_package
 from estream_loader.progress import Progress, Quiet
-from estream_packer.assemble import BLOCK_WEIGHTS, WORKING_BYTES, assemble
+from estream_packer.assemble import WORKING_BYTES, assemble
 from estream_packer.calibration import (
     Calibration,
     CalibrationSummary,
@@ -32,6 +32,7 @@ from estream_packer.checkpoint.safetensors import NotFiniteError
 from estream_packer.distant import VERSIONS, Origin, make_record
 from estream_packer.executors import Task, open_workers, worker_threads
 from estream_packer.families import TensorSource, WeightSources, family_of
+from estream_packer.families.sources import BLOCK_WEIGHTS
 from estream_packer.packing import (
     WRITER,
     PackResult,

@@ -27,7 +27,6 @@ from estream_spec.errors import PackError
 from estream_spec.weights import (
     GROUP_SIZES,
     MAX_MULTIPLIER,
-    Bytes,
     Encoding,
     Floats,
     Int8s,
@@ -38,8 +37,6 @@ from estream_spec.weights import (
 Parts = dict[str, npt.NDArray[Any]]
 """Arrays by the part's name after the matrix's: `""`, `"scale"`, `"nibbles"`, `"multipliers"`."""
 
-_BLOCK: Final = 1 << 18
-"""Weights worked on at a time. Enough to hide the cost of a call; the temporaries are a few MiB."""
 _STEPS: Final[Mapping[int, tuple[float, ...]]] = {-1: (7.5, 8.25, 9.0), 1: (6.5, 7.25, 8.0)}
 """Where a group's largest weight is tried, in steps from zero, by the sign of the nibble it takes.
 
@@ -48,13 +45,15 @@ Beyond -8 or 7 it is cut off, which can pay for a finer step everywhere else.
 _TOP_MULTIPLIERS: Final = tuple(13 + i / 4 for i in range(13))
 """What the largest step of a channel is tried as, in units of the channel's scale."""
 _LARGEST_W8: Final = 127
+_LEAST_NORMAL: Final = np.finfo(np.float32).tiny
+_CACHE_LINE: Final = 64
 _CLIPS_W8: Final = (1.0, 0.96, 0.92, 0.84, 0.72, 0.6)
 """Where `w8` may cut a channel off, as shares of its largest weight, when some weights matter less than others."""
 _LARGEST_W4: Final = 8 * MAX_MULTIPLIER
 
 
 def quantise_matrix(weight: Floats, encoding: Encoding, importance: Floats | None = None) -> Parts:
-    """Stores a matrix.
+    """Stores a matrix, or some of its columns: temporaries are some times what is given, so a large one goes in parts.
 
     Args:
         weight: f32 `[K, N]`, finite.
@@ -71,9 +70,12 @@ def quantise_matrix(weight: Floats, encoding: Encoding, importance: Floats | Non
         importance = _relative(importance)
     if encoding == "f32":
         return {"": _finite(weight)}
-    if encoding == "w8":
-        return _quantise_w8(weight, axis=0) if importance is None else _quantise_w8_weighted(weight, importance)
-    return _quantise_w4(weight, GROUP_SIZES[encoding], importance)
+    if encoding != "w8":
+        return _quantise_w4(weight, GROUP_SIZES[encoding], importance)
+    if importance is not None:
+        return _quantise_w8_weighted(weight, importance)
+    values, scale = _quantise_w8(weight.T)
+    return {"": values.T, "scale": scale}
 
 
 def quantise_embedding(weight: Floats, encoding: Encoding) -> Parts:
@@ -85,7 +87,8 @@ def quantise_embedding(weight: Floats, encoding: Encoding) -> Parts:
     if encoding == "f32":
         return {"": _finite(weight)}
     if encoding == "w8":
-        return _quantise_w8(weight, axis=1)
+        values, scale = _quantise_w8(weight)
+        return {"": values, "scale": scale}
     raise PackError(
         f"an embedding cannot be stored as {encoding!r}, expected 'f32' or 'w8'",
         hint="its rows are read one by one, so choose 'w8' for it",
@@ -120,37 +123,41 @@ def _bounded(scale: Floats, largest: int) -> Floats:
     return np.minimum(scale, bound)
 
 
-def _quantise_w8(weight: Floats, axis: int) -> Parts:
-    """Symmetric int8 with one scale for all weights along `axis`: the largest of them is 127."""
-    scale = _bounded(_largest(weight, axis) / np.float32(_LARGEST_W8), _LARGEST_W8)
-    rows, columns = weight.shape
-    values: Int8s = np.empty((rows, columns), np.int8)
-    step = max(1, _BLOCK // columns)
-    for first in range(0, rows, step):
-        block = slice(first, first + step)
-        values[block] = _rounded_w8(weight[block], scale[block] if axis == 1 else scale)
-    return {"": values, "scale": scale.reshape(-1)}
+def _quantise_w8(weight: Floats) -> tuple[Int8s, Floats]:
+    """Symmetric int8 with one scale per row: its largest weight is 127.
+
+    The rows that result are set apart by an odd number of cache lines: rows whole pages apart would all fall into the
+    same few lines when a matrix is turned.
+    """
+    scale = _bounded(_largest(weight, axis=1) / np.float32(_LARGEST_W8), _LARGEST_W8)
+    quotients = _quotients(weight, scale)
+    if scale.min() < _LEAST_NORMAL:  # so coarse that a quotient may leave the range
+        np.clip(quotients, -_LARGEST_W8, _LARGEST_W8, out=quotients)
+    rows, width = weight.shape
+    values: Int8s = np.empty((rows, width + _CACHE_LINE * (1 - width // _CACHE_LINE % 2)), np.int8)[:, :width]
+    np.rint(quotients, out=values, casting="unsafe")
+    return values, scale.reshape(-1)
 
 
-def _rounded_w8(weight: Floats, scale: Floats) -> Floats:
-    """Whole numbers in [-127, 127] that times the scale come nearest to the weights."""
+def _quotients(weight: Floats, scale: Floats) -> Floats:
+    """The weights in units of the scale; where that is 0 they are near enough to it themselves."""
     quotients: Floats = np.divide(weight, np.where(scale > 0, scale, np.float32(1)), dtype=np.float32)
-    np.rint(quotients, out=quotients)
-    # A scale that cuts off, or a subnormal one, is coarse enough for a quotient to leave the range.
-    return np.clip(quotients, -_LARGEST_W8, _LARGEST_W8, out=quotients)
+    return quotients
 
 
 def _quantise_w8_weighted(weight: Floats, importance: Floats) -> Parts:
     """Int8 with one scale per column, the one of least error where the largest weight may be cut off."""
     largest = _largest(weight, axis=0)
-    unit: Floats = np.where(largest > 0, largest, np.float32(1))
-    shares: Floats = np.empty(weight.shape[1], np.float32)
-    step = max(1, _BLOCK // len(weight))
-    for first in range(0, weight.shape[1], step):
-        block = slice(first, first + step)
-        shares[block] = _least_clip(weight[:, block], unit[:, block], importance)
+    shares = _least_clip(weight, np.where(largest > 0, largest, np.float32(1)), importance)
     scale = _bounded(largest * shares / np.float32(_LARGEST_W8), _LARGEST_W8)
-    return {"": _rounded_w8(weight, scale).astype(np.int8), "scale": scale.reshape(-1)}
+    return {"": _cut_off(weight, scale).astype(np.int8), "scale": scale.reshape(-1)}
+
+
+def _cut_off(weight: Floats, scale: Floats) -> Floats:
+    """Whole numbers in [-127, 127] that times the scale come nearest to the weights."""
+    quotients = _quotients(weight, scale)
+    np.rint(quotients, out=quotients)
+    return np.clip(quotients, -_LARGEST_W8, _LARGEST_W8, out=quotients)
 
 
 def _least_clip(weight: Floats, largest: Floats, importance: Floats) -> Floats:
@@ -160,24 +167,10 @@ def _least_clip(weight: Floats, largest: Floats, importance: Floats) -> Floats:
     least: Floats = np.full(relative.shape[1], np.inf, np.float32)
     for clip in _CLIPS_W8:
         scale = np.full((1, 1), clip / _LARGEST_W8, np.float32)
-        error = importance @ np.square(_rounded_w8(relative, scale) * scale - relative)
+        error = importance @ np.square(_cut_off(relative, scale) * scale - relative)
         best = np.where(error < least, np.float32(clip), best)
         least = np.minimum(error, least)
     return best
-
-
-def _quantise_w4(weight: Floats, group: int, importance: Floats | None) -> Parts:
-    """The two-level encodings, some columns at a time."""
-    rows, columns = weight.shape
-    padded = padded_rows(rows, group)
-    nibbles: Bytes = np.empty((padded // 2, columns), np.uint8)
-    multipliers: Int8s = np.empty((padded // group, columns), np.int8)
-    scale: Floats = np.empty(columns, np.float32)
-    step = max(1, _BLOCK // padded)
-    for first in range(0, columns, step):
-        block = slice(first, first + step)
-        nibbles[:, block], multipliers[:, block], scale[block] = _quantise_columns(weight[:, block], group, importance)
-    return {"nibbles": nibbles, "multipliers": multipliers, "scale": scale}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +224,8 @@ def _lanes(weight: Floats, group: int, importance: Floats | None) -> _Lanes:
     return _Lanes(rows, peaks, np.empty_like(rows), spread, rows * spread)
 
 
-def _quantise_columns(weight: Floats, group: int, importance: Floats | None) -> tuple[Bytes, Int8s, Floats]:
-    """Nibbles, multipliers and scales of some columns."""
+def _quantise_w4(weight: Floats, group: int, importance: Floats | None) -> Parts:
+    """The two-level encodings."""
     rows, columns = weight.shape
     largest = _largest(weight, axis=0)
     relative: Floats = np.zeros((padded_rows(rows, group), columns), np.float32)
@@ -244,11 +237,11 @@ def _quantise_columns(weight: Floats, group: int, importance: Floats | None) -> 
     values = lanes.round(lanes.peaks / _spread(scale, lanes) / multipliers)
 
     by_row = values.reshape(group, -1, columns).transpose(1, 0, 2).reshape(-1, columns)
-    return (
-        pack_nibbles(by_row.astype(np.int8), group),
-        multipliers.reshape(-1, columns).astype(np.int8),
-        _bounded(scale * largest[0], _LARGEST_W4),
-    )
+    return {
+        "nibbles": pack_nibbles(by_row.astype(np.int8), group),
+        "multipliers": multipliers.reshape(-1, columns).astype(np.int8),
+        "scale": _bounded(scale * largest[0], _LARGEST_W4),
+    }
 
 
 def _spread(scale: Floats, lanes: _Lanes) -> Floats:

@@ -6,15 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from estream_runtime.interpreter import ROW_BLOCK
-from estream_runtime.likelihood import Doubles, Floats, log_softmax
+from estream_runtime.likelihood import Doubles, log_softmax
 from estream_runtime.session import Session, TokenIds
 from estream_spec.errors import TrapError
+from estream_spec.weights import Floats
 
+MAX_TEXT_LENGTH: Final = 1 << 24
+"""Bytes of a text that is predicted."""
 Advance = Callable[[int], None]
 """Told how many more tokens have been predicted."""
 
@@ -24,10 +28,15 @@ def read_text(path: Path) -> str:
 
     Raises:
         OSError: it cannot be read.
-        TrapError: it is not UTF-8.
+        TrapError: it is longer than `MAX_TEXT_LENGTH` bytes, or not UTF-8.
     """
+    with path.open("rb") as file:
+        data = file.read(MAX_TEXT_LENGTH + 1)
+    if len(data) > MAX_TEXT_LENGTH:
+        hint = "cut it: a few thousand tokens tell packages apart"
+        raise TrapError(f"text is longer than the limit of {MAX_TEXT_LENGTH} bytes", path=str(path), hint=hint)
     try:
-        return path.read_bytes().decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise TrapError("text is not UTF-8", path=str(path), offset=error.start) from None
 
@@ -160,14 +169,16 @@ def compare(
         raise TrapError(f"vocabularies of {unequal[0]} and {size} tokens cannot be compared")
     tallies = [_Tally() for _ in others]
     for tokens in _windows(token_ids, window):
-        first = reference.forward(tokens)
-        for other, tally in zip(others, tallies, strict=True):
-            second = other.forward(tokens)
-            for start in range(0, len(tokens) - 1, ROW_BLOCK):
-                targets = tokens[start + 1 : start + 1 + ROW_BLOCK]
-                rows = slice(start, start + len(targets))
-                tally.add(first[rows], second[rows], targets)
+        expected, found = reference.hidden_rows(tokens), []
+        for other in others:
+            found.append(other.hidden_rows(tokens))
             advance(len(tokens) - 1)
+        for start in range(0, len(tokens) - 1, ROW_BLOCK):
+            targets = tokens[start + 1 : start + 1 + ROW_BLOCK]
+            rows = slice(start, start + len(targets))
+            first = reference.logits(expected[rows])
+            for other, hidden, tally in zip(others, found, tallies, strict=True):
+                tally.add(first, other.logits(hidden[rows]), targets)
     return [tally.comparison() for tally in tallies]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from estream_spec.weights import Floats
+
 Doubles = npt.NDArray[np.float64]
 
 

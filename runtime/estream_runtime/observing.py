@@ -14,7 +14,7 @@ import onnx
 
 from estream_loader.package import Package
 from estream_runtime.backends.graphs import GraphBackend
-from estream_runtime.backends.protocol import Array, Floats
+from estream_runtime.backends.protocol import Array
 from estream_runtime.onnx_runtime import onnxruntime
 from estream_runtime.recorder import Recorder
 from estream_runtime.session import Session
@@ -22,6 +22,7 @@ from estream_spec.errors import LinkError, TrapError
 from estream_spec.graph_interface import role_shape
 from estream_spec.manifest import GraphRole, GraphWeights
 from estream_spec.trace import Activity
+from estream_spec.weights import Floats
 
 Observe = Callable[[int | None, int | None, Mapping[str, Floats]], None]
 """Told of each graph with matrices that ran: layer, None for what follows the last; expert, None outside of experts;

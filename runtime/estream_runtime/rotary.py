@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_spec.model import Attention
-
-Floats = npt.NDArray[np.float32]
+from estream_spec.weights import Floats
 
 
 def rotary_tables(attention: Attention, positions: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from estream_spec.errors import TrapError
 from estream_spec.model import Router
+from estream_spec.weights import Floats
 
-Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
 

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_spec.errors import TrapError
-
-Floats = npt.NDArray[np.float32]
+from estream_spec.weights import Floats
 
 
 class Sampler:

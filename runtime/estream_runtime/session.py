@@ -240,6 +240,23 @@ class Session:
         batch = Batch.of(self._prompt(token_ids))
         return self._run(batch, self._interpreter.logits, on_route=on_route)
 
+    def hidden_rows(self, token_ids: TokenIds) -> Floats:
+        """What the final norm takes after every token, f32 `[T, hidden]`; raises as `forward` does.
+
+        They are many times smaller than logits, which `logits` makes of some of them at a time.
+        """
+        return self._run(Batch.of(self._prompt(token_ids)), lambda x: x)
+
+    def logits(self, rows: Floats) -> Floats:
+        """Logits f32 `[T, vocabulary]` of hidden rows f32 `[T, hidden]`.
+
+        Raises:
+            TrapError: one is not finite.
+        """
+        self._check_open()
+        with np.errstate(over="ignore", invalid="ignore"):  # found in the logits
+            return self._interpreter.logits(rows)
+
     def prefill(self, token_ids: TokenIds) -> Prefill:
         """Logits of the token after a prompt, and what they cost. Raises as `forward` does."""
         prompt = self._prompt(token_ids)

@@ -90,11 +90,6 @@ class RoleShape:
         return tuple(each.name for each in self.matrices)
 
 
-def output_classes(model: ModelDescription) -> tuple[OutputClass, ...]:
-    """Shape classes of the role `out`, in the order of the first layer of each."""
-    return tuple(model.output_classes)
-
-
 def class_count(role: GraphRole, model: ModelDescription) -> int:
     """How many shape classes a role has: a package carries a graph for each."""
     match role:
@@ -123,7 +118,7 @@ def layer_classes(model: ModelDescription, layer: int) -> dict[GraphRole, int]:
         "qkv": described.attention,
         "attend": described.attention,
         "convolve": described.convolution,
-        "out": model.output_classes[both],
+        "out": model.output_classes.index(both),
         "dense": described.dense,
         "expert": described.experts,
     }
@@ -153,7 +148,7 @@ def role_shape(role: GraphRole, model: ModelDescription, shape_class: int) -> Ro
         case "convolve":
             return _convolve(model)
         case "out":
-            return _out(model, output_classes(model)[shape_class])
+            return _out(model, model.output_classes[shape_class])
         case "expert":
             return _expert(model, shape_class)
         case "dense":

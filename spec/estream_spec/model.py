@@ -284,10 +284,10 @@ class ModelDescription(Described, frozen=True, kw_only=True, dict=True):
         return self.attentions[index]
 
     @cached_property
-    def output_classes(self) -> dict[OutputClass, int]:
-        """Shape classes of the role `out` and their numbers, in the order of the first layer of each."""
+    def output_classes(self) -> tuple[OutputClass, ...]:
+        """Shape classes of the role `out`, in the order of the first layer of each."""
         used = (OutputClass(layer.attention, layer.convolution, layer.experts) for layer in self.layers)
-        return {each: number for number, each in enumerate(dict.fromkeys(used))}
+        return tuple(dict.fromkeys(used))
 
     @property
     def expert_layers(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Checkpoint families: from `config.json` and tensor names to a model description and a weight map.
 
-A family is one small module with `describe` and `weights`, or `read`. A checkpoint is known by its configuration alone;
-code that it brings along is never run.
+A family is one small module that reads its configurations. A checkpoint is known by its configuration alone; code that
+it brings along is never run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from estream_packer.families.config import Config
 from estream_packer.families.quantisation import quantisation_of
 from estream_packer.families.sources import TensorSource
 from estream_packer.families.weights import WeightMap, WeightSources
-from estream_spec.model import ModelDescription
 
 __all__ = ["TensorSource", "WeightMap", "WeightSources", "family_of"]
 
@@ -42,28 +41,20 @@ class Family:
     code: tuple[str, ...] = ()
 
 
-def _described(
-    describe: Callable[[Configuration, Configuration | None], ModelDescription],
-    weights: Callable[[ModelDescription], WeightMap],
-) -> Callable[[Configuration, Configuration | None], WeightMap]:
-    """Reads a family whose places follow from the description."""
-    return lambda config, generation: weights(describe(config, generation))
-
-
 FAMILIES: Final = (
-    Family(olmoe.MODEL_TYPE, ("OlmoeForCausalLM",), _described(olmoe.describe, olmoe.weights)),
-    Family(qwen.QWEN2, ("Qwen2MoeForCausalLM",), _described(qwen.describe_qwen2, qwen.weights)),
+    Family(olmoe.MODEL_TYPE, ("OlmoeForCausalLM",), olmoe.read),
+    Family(qwen.QWEN2, ("Qwen2MoeForCausalLM",), qwen.read_qwen2),
     Family(
         deepseek.V2,
         ("DeepseekV2ForCausalLM",),
         deepseek.read_v2,
         ("modeling_deepseek.DeepseekV2ForCausalLM",),
     ),
-    Family(mixtral.MIXTRAL, ("MixtralForCausalLM",), _described(mixtral.describe_mixtral, mixtral.weights)),
-    Family(qwen.QWEN3, ("Qwen3MoeForCausalLM",), _described(qwen.describe_qwen3, qwen.weights)),
-    Family(gpt_oss.MODEL_TYPE, ("GptOssForCausalLM",), _described(gpt_oss.describe, gpt_oss.weights)),
+    Family(mixtral.MIXTRAL, ("MixtralForCausalLM",), mixtral.read_mixtral),
+    Family(qwen.QWEN3, ("Qwen3MoeForCausalLM",), qwen.read_qwen3),
+    Family(gpt_oss.MODEL_TYPE, ("GptOssForCausalLM",), gpt_oss.read),
     Family(granite.MODEL_TYPE, ("GraniteMoeForCausalLM",), granite.read),
-    Family(lfm2.MODEL_TYPE, ("Lfm2MoeForCausalLM",), _described(lfm2.describe, lfm2.weights)),
+    Family(lfm2.MODEL_TYPE, ("Lfm2MoeForCausalLM",), lfm2.read),
     Family(
         deepseek.V3,
         ("DeepseekV3ForCausalLM",),
@@ -73,13 +64,13 @@ FAMILIES: Final = (
     Family(
         mixtral.PHIMOE,
         ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
-        _described(mixtral.describe_phimoe, mixtral.weights),
+        mixtral.read_phimoe,
         ("modeling_phimoe.PhiMoEForCausalLM",),
     ),
     Family(
         ernie.MODEL_TYPE,
         ("Ernie4_5_MoeForCausalLM",),
-        _described(ernie.describe, ernie.weights),
+        ernie.read,
         ("modeling_ernie4_5_moe.Ernie4_5_MoeForCausalLM",),
     ),
 )

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypedDict
 
+from estream_packer.checkpoint.folder import GENERATION_CONFIG
 from estream_packer.families.config import Config
 from estream_packer.families.rotary import RotarySettings
 from estream_spec import limits
-from estream_spec.model import Rotary
+from estream_spec.model import ExpertBlock, Rotary, Router
 
-GENERATION: Final = "generation_config.json"
-LARGEST: Final = 1e30
-"""Of any number that something is multiplied by."""
 ROTARY_KINDS: Final = ("default", "linear", "llama3", "yarn")
 """Those that do not depend on the length of a prompt."""
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -179,6 +177,29 @@ def expert_count(keys: Config, layers: int, name: str = _EXPERT_COUNTS[0]) -> in
     return keys.integer(agreed(keys, name, *_EXPERT_COUNTS), 1, highest)
 
 
+def softmax_experts(keys: Config, layers: int, width_key: str) -> ExpertBlock:
+    """Experts chosen and weighed by a softmax over all of them, which `norm_topk_prob` renormalises.
+
+    Args:
+        keys: the configuration.
+        layers: how many have experts.
+        width_key: where it says how wide an expert is.
+
+    Raises:
+        PackError: a key is missing or out of range.
+    """
+    experts = expert_count(keys, layers)
+    renormalise = keys.flag("norm_topk_prob", default=False)
+    return ExpertBlock(
+        experts=experts,
+        intermediate=width(keys, width_key),
+        router=Router(
+            family="softmax-topk-renormalise" if renormalise else "softmax-topk",
+            top_k=keys.integer("num_experts_per_tok", 1, experts),
+        ),
+    )
+
+
 def shared_width(keys: Config, key: str, default: int, each: int, *, fewest: int = 1) -> int:
     """Rows of all shared experts together, which lie one under the other in one block; 0 where there are none.
 
@@ -199,14 +220,20 @@ def shared_width(keys: Config, key: str, default: int, each: int, *, fewest: int
     return count * each
 
 
-def window(keys: Config, context: int) -> int | None:
-    """The window that `sliding_window` sets for all layers; None where it is as long as the context or not set.
+def window(keys: Config, context: int, default: int | None = None) -> int | None:
+    """The window that `sliding_window` sets for all layers; None where it is null or as long as the context.
+
+    Args:
+        keys: the configuration.
+        context: most tokens of prompt and output together.
+        default: the window where the key is absent, which null is not; None for none.
 
     Raises:
         PackError: it is out of range.
     """
-    tokens = width(keys, "sliding_window", context)
-    return tokens if tokens < context else None
+    key = "sliding_window"
+    tokens = width(keys, key) if keys.has(key) else None if key in keys.values else default
+    return tokens if tokens is not None and tokens < context else None
 
 
 def layer_types(keys: Config, known: Sequence[str], default: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -240,7 +267,7 @@ def check_layers_alike(keys: Config, window: int | None) -> None:
 def _end_tokens(keys: Config, generation: Mapping[str, object] | None, vocabulary: int) -> tuple[int, ...]:
     """The end tokens, each once. One, several or none may be given."""
     key = "eos_token_id"
-    generation_keys = Config(generation or {}, GENERATION)
+    generation_keys = Config(generation or {}, GENERATION_CONFIG)
     place = generation_keys if generation_keys.has(key) else keys
     found = place.values.get(key)
     tokens = [] if found is None else found if isinstance(found, list) else [found]

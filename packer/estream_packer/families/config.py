@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from estream_spec.errors import PackError
 from estream_spec.model_rules import as_f32
+
+LARGEST: Final = 1e30
+"""Of any number that something is multiplied by."""
 
 
 class Config:

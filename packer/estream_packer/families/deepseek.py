@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_packer.families.places import Place, Places, Selection, halves, vector
 from estream_packer.families.weights import WeightMap
 from estream_spec import limits
@@ -24,19 +25,19 @@ _V3_EPSILON: Final = 1e-20
 
 
 def read_v2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
-    """What a DeepSeek-V2 configuration describes, and where its tensors lie. Raises as `olmoe.describe` does."""
+    """What a DeepSeek-V2 configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config(config)
     keys.only("scoring_func", "softmax")
     keys.only("norm_topk_prob", False)
     keys.only("mlp_bias", False)
     model = _describe(V2, keys, generation, first_dense=0, shared=2, router=_v2_router(keys))
-    return _weights(model, drafts=0)
+    return names.weight_map(model, _layer)
 
 
 def read_v3(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
     """What a configuration of the DeepSeek-V3 family describes, and where its tensors lie.
 
-    Layers behind the last one, which draft tokens, are left out. Raises as `olmoe.describe` does.
+    Layers behind the last one, which draft tokens, are left out. Raises as `olmoe.read` does.
     """
     keys = Config(config)
     keys.only("scoring_func", "sigmoid")
@@ -44,20 +45,8 @@ def read_v3(config: Mapping[str, object], generation: Mapping[str, object] | Non
     keys.only("rope_interleave", True)
     model = _describe(V3, keys, generation, first_dense=3, shared=1, router=_v3_router(keys))
     drafts = common.agreed(keys, "num_nextn_predict_layers", "num_mtp_layers")
-    return _weights(model, drafts=keys.integer(drafts, 0, limits.MAX_LAYERS, default=1))
-
-
-def _weights(model: ModelDescription, drafts: int) -> WeightMap:
-    count = len(model.layers)
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model),
-        layers=tuple(((_layer(model, layer),),) for layer in range(count)),
-        experts=names.expert_spellings(model),
-        final=names.final(model),
-        tied_head=names.tied_head(model),
-        skipped=tuple(f"model.layers.{count + draft}." for draft in range(drafts)),
-    )
+    behind = range(len(model.layers), len(model.layers) + keys.integer(drafts, 0, limits.MAX_LAYERS, default=1))
+    return replace(names.weight_map(model, _layer), skipped=tuple(f"model.layers.{layer}." for layer in behind))
 
 
 def _describe(
@@ -123,7 +112,7 @@ def _v2_router(keys: Config) -> Router:
     keys.only("topk_method", "greedy", "group_limited_greedy")
     grouped = keys.values.get("topk_method") == "group_limited_greedy"
     groups, chosen = _groups(keys, experts, top_k, None, None) if grouped else (1, 1)
-    scale = keys.number("routed_scaling_factor", 0, common.LARGEST, 1.0)
+    scale = keys.number("routed_scaling_factor", 0, LARGEST, 1.0)
     return Router(family="softmax-topk", top_k=top_k, groups=groups, top_groups=chosen, scale=scale)
 
 
@@ -141,7 +130,7 @@ def _v3_router(keys: Config) -> Router:
         groups=groups,
         top_groups=chosen,
         group_score="largest" if groups == 1 else "two-largest",
-        scale=keys.number("routed_scaling_factor", 0, common.LARGEST, 2.5),
+        scale=keys.number("routed_scaling_factor", 0, LARGEST, 2.5),
         epsilon=_V3_EPSILON if renormalise else 0.0,
     )
 

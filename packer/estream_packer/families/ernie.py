@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from estream_packer.families import common, names
@@ -19,8 +20,8 @@ _SHARED: Final = 2
 _LEAST_SUM: Final = 1e-12
 
 
-def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that an ERNIE-4.5-MoE configuration describes. Raises as `olmoe.describe` does."""
+def read(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What an ERNIE-4.5-MoE configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config(config)
     _check_routing(keys)
     common.check_layers_alike(keys, None)
@@ -35,26 +36,14 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
     router = Router(family="softmax-topk-renormalise", top_k=top_k, selection_bias=True)
     with_experts = Layer(attention=0, experts=0, dense=0 if shared else None)
     without = Layer(attention=0, dense=len(blocks) - 1)
-    return ModelDescription(
+    model = ModelDescription(
         **common.frame(MODEL_TYPE, keys, generation, epsilon=_NORM_EPSILON, tied=True),
         layers=tuple(with_experts if has_experts else without for has_experts in routed),
         attentions=(Attention(**common.heads(keys, common.rotary(keys, _ROPE_THETA))),),
         expert_blocks=(ExpertBlock(experts=experts, intermediate=width, router=router),),
         dense_blocks=tuple(blocks),
     )
-
-
-def weights(model: ModelDescription) -> WeightMap:
-    """Where each tensor of a described ERNIE-4.5-MoE lies in its checkpoint."""
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model),
-        layers=tuple(_layer(model, layer) for layer in range(len(model.layers))),
-        experts=names.expert_spellings(model),
-        final=names.final(model),
-        tied_head=names.tied_head(model),
-        skipped=("model.mtp_",),
-    )
+    return replace(names.weight_map(model, _layer, spelled=_biases), skipped=("model.mtp_",))
 
 
 def _check_routing(keys: Config) -> None:
@@ -81,23 +70,26 @@ def _routed(keys: Config) -> list[bool]:
     return routed
 
 
-def _layer(model: ModelDescription, layer: int) -> tuple[Group, ...]:
+def _layer(model: ModelDescription, layer: int) -> Places:
     attention = names.attention(model, layer)
     width = model.attention(layer).head_dim
     for name, heads in (("q", model.attention(layer).heads), ("k", model.attention(layer).key_value_heads)):
         attention[name] = _paired(attention[name], heads, width)
-    places: Places = {**names.norms(model, layer), **attention}
+    places = {**names.norms(model, layer), **attention}
     described = model.layers[layer]
     if described.experts is None:
-        return (({**places, **names.dense(model, layer)},),)
+        return places | names.dense(model, layer)
     if described.dense is not None:
-        places = {**places, **names.dense(model, layer, "mlp.shared_experts")}
+        places |= names.dense(model, layer, "mlp.shared_experts")
+    return places | names.router(model, layer)
+
+
+def _biases(model: ModelDescription, layer: int) -> tuple[Group, ...]:
+    if model.layers[layer].experts is None:
+        return ()
     experts, at = model.expert_block(layer).experts, f"model.layers.{layer}.mlp"
-    biases = tuple(
-        {"selection_bias": Place(f"{at}.{name}.e_score_correction_bias", (1, experts), index=0)}
-        for name in ("moe_statics", "gate.moe_statics")
-    )
-    return ({**places, **names.router(model, layer)},), biases
+    spellings = (f"{at}.{name}.e_score_correction_bias" for name in ("moe_statics", "gate.moe_statics"))
+    return (tuple({"selection_bias": Place(name, (1, experts), index=0)} for name in spellings),)
 
 
 def _paired(place: Place, heads: int, width: int) -> Place:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
-from estream_packer.families.places import Places, vector
+from estream_packer.families.config import LARGEST, Config
+from estream_packer.families.places import ExpertSpelling, Places, vector
 from estream_packer.families.rotary import RotarySettings
 from estream_packer.families.weights import WeightMap
 from estream_spec.model import SWIGLU_SLOPE, Attention, ExpertBlock, Layer, ModelDescription, Router
@@ -29,37 +29,31 @@ _SCALING: Final[dict[str, object]] = {
 """What transformers takes where the configuration says nothing of scaling."""
 
 
-def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that a GPT-OSS configuration describes. Raises as `olmoe.describe` does."""
+def read(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a GPT-OSS configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config({"head_dim": _HEAD_DIM, **config})
     keys.only("swiglu_alpha", SWIGLU_SLOPE)
     biased = keys.flag("attention_bias", default=True)
     # An object without settings takes the place of the class's own only where it is the newer one.
     scaling = None if keys.has("rope_parameters") else _SCALING
     rotary = RotarySettings(keys, theta=_ROPE_THETA, kinds=common.ROTARY_KINDS, default=scaling)
-    return ModelDescription(
+    model = ModelDescription(
         **common.frame(MODEL_TYPE, keys, generation, epsilon=_NORM_EPSILON),
         layers=_layers(keys),
         attentions=(Attention(**common.heads(keys, rotary), bias=biased, out_bias=biased, sinks=True),),
         expert_blocks=(_expert_block(keys),),
     )
+    return names.weight_map(model, _layer, _expert_spellings(model))
 
 
-def weights(model: ModelDescription) -> WeightMap:
-    """Where each tensor of a described GPT-OSS lies in its checkpoint."""
+def _expert_spellings(model: ModelDescription) -> tuple[ExpertSpelling, ...]:
+    """Stacks as MXFP4, which lies the other way round, or as plain numbers."""
     prefix = "model.layers.{layer}.mlp.experts"
     stacks = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
     biases = f"{stacks[0]}_bias", f"{stacks[1]}_bias"
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model),
-        layers=tuple(((_layer(model, layer),),) for layer in range(len(model.layers))),
-        experts=(
-            names.fused(model, f"{stacks[0]}_blocks", f"{stacks[1]}_blocks", interleaved=True, biases=biases),
-            names.fused(model, *stacks, layout="in-out", interleaved=True, biases=biases),
-        ),
-        final=names.final(model),
-        tied_head=names.tied_head(model),
+    return (
+        names.fused(model, f"{stacks[0]}_blocks", f"{stacks[1]}_blocks", interleaved=True, biases=biases),
+        names.fused(model, *stacks, layout="in-out", interleaved=True, biases=biases),
     )
 
 
@@ -81,7 +75,7 @@ def _expert_block(keys: Config) -> ExpertBlock:
         intermediate=common.width(keys, "intermediate_size"),
         router=Router(family="softmax-topk-renormalise", top_k=top_k, bias=True),
         activation="clamped-swiglu",
-        limit=keys.number("swiglu_limit", 0, common.LARGEST, _LIMIT),
+        limit=keys.number("swiglu_limit", 0, LARGEST, _LIMIT),
         bias=True,
     )
 

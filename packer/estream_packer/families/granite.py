@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_packer.families.places import ExpertSpelling, Group, Places
 from estream_packer.families.weights import WeightMap
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Router
@@ -34,15 +34,36 @@ class _Multipliers:
     def of(cls, keys: Config) -> Self:
         """Those of a configuration."""
         return cls(
-            embedding=keys.number("embedding_multiplier", 0, common.LARGEST, 1.0),
-            residual=keys.number("residual_multiplier", 0, common.LARGEST, 1.0),
-            logits=1 / keys.number("logits_scaling", 0, common.LARGEST, 1.0),
+            embedding=keys.number("embedding_multiplier", 0, LARGEST, 1.0),
+            residual=keys.number("residual_multiplier", 0, LARGEST, 1.0),
+            logits=1 / keys.number("logits_scaling", 0, LARGEST, 1.0),
         )
 
 
-def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that a Granite-MoE configuration describes. Raises as `olmoe.describe` does."""
+def read(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a Granite-MoE configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config(config)
+    model, factors = _describe(keys, generation), _Multipliers.of(keys)
+    back = 1 / factors.embedding if model.tied_head else 1.0
+    block = f"model.layers.{{layer}}.{_BLOCK}"
+    spellings = (
+        names.fused(model, f"{block}.input_linear.weight", f"{block}.output_linear.weight"),
+        *names.fused_spellings(model, f"{block}.experts"),
+    )
+    weights = names.weight_map(
+        model,
+        lambda model, layer: _layer(model, layer, factors.residual),
+        tuple(_scaled(spelling, factors.residual) for spelling in spellings),
+        _routers,
+    )
+    return replace(
+        weights,
+        embedding=names.embedding(model, multiplier=factors.embedding),
+        final=names.final(model, multiplier=factors.logits * back),
+    )
+
+
+def _describe(keys: Config, generation: Mapping[str, object] | None) -> ModelDescription:
     count = common.layer_count(keys)
     common.check_layers_alike(keys, None)
     experts = common.expert_count(keys, count, "num_local_experts")
@@ -51,7 +72,7 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
         **common.heads(keys, common.rotary(keys, _ROPE_THETA)),
         bias=biased,
         out_bias=biased,
-        scale=keys.number("attention_multiplier", 0, common.LARGEST, 1.0),
+        scale=keys.number("attention_multiplier", 0, LARGEST, 1.0),
     )
     block = ExpertBlock(
         experts=experts,
@@ -68,25 +89,6 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
     )
 
 
-def read(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
-    """What a Granite-MoE configuration describes, and where its tensors lie. Raises as `olmoe.describe` does."""
-    model, factors = describe(config, generation), _Multipliers.of(Config(config))
-    back = 1 / factors.embedding if model.tied_head else 1.0
-    block = f"model.layers.{{layer}}.{_BLOCK}"
-    spellings = (
-        names.fused(model, f"{block}.input_linear.weight", f"{block}.output_linear.weight"),
-        *names.fused_spellings(model, f"{block}.experts"),
-    )
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model, multiplier=factors.embedding),
-        layers=tuple(_layer(model, layer, factors.residual) for layer in range(len(model.layers))),
-        experts=tuple(_scaled(spelling, factors.residual) for spelling in spellings),
-        final=names.final(model, multiplier=factors.logits * back),
-        tied_head=names.tied_head(model),
-    )
-
-
 def _scaled(spelling: ExpertSpelling, factor: float) -> ExpertSpelling:
     def places(layer: int, expert: int) -> Places:
         found = spelling(layer, expert)
@@ -95,9 +97,12 @@ def _scaled(spelling: ExpertSpelling, factor: float) -> ExpertSpelling:
     return places
 
 
-def _layer(model: ModelDescription, layer: int, factor: float) -> tuple[Group, ...]:
+def _layer(model: ModelDescription, layer: int, factor: float) -> Places:
     attention = names.attention(model, layer)
     for name in attention.keys() & {"o", "o.bias"}:
         attention[name] = replace(attention[name], multiplier=factor)
-    routers = (names.router(model, layer, f"{_BLOCK}.{name}") for name in ("router.layer", "router"))
-    return ({**names.norms(model, layer), **attention},), tuple(routers)
+    return {**names.norms(model, layer), **attention}
+
+
+def _routers(model: ModelDescription, layer: int) -> tuple[Group, ...]:
+    return (tuple(names.router(model, layer, f"{_BLOCK}.{name}") for name in ("router.layer", "router")),)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_packer.families.places import Place, Places, Selection, matrix, vector
 from estream_packer.families.weights import WeightMap
 from estream_spec import limits
@@ -18,11 +19,11 @@ _ROPE_THETA: Final = 1e6
 _DENSE_LAYERS: Final = 2
 _EPSILON: Final = 1e-6
 """Added to the sum that weights are divided by."""
-_W: Final = {"gate": "w1", "up": "w3", "down": "w2"}
+_BLOCK: Final = "feed_forward"
 
 
-def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that an LFM2-MoE configuration describes. Raises as `olmoe.describe` does."""
+def read(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What an LFM2-MoE configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config(config)
     keys.only("conv_bias", False)
     count = common.layer_count(keys)
@@ -33,7 +34,7 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
     blocks = (DenseBlock(intermediate=common.width(keys, "intermediate_size")),) if dense else ()
     convolution = Convolution(taps=keys.integer("conv_L_cache", 2, limits.MAX_TAPS, default=3))
     tied = "tie_embedding" if keys.has("tie_embedding") else "tie_word_embeddings"
-    return ModelDescription(
+    model = ModelDescription(
         **common.frame(
             MODEL_TYPE, keys, generation, epsilon=_NORM_EPSILON, epsilon_key="norm_eps", tied=True, tied_key=tied
         ),
@@ -51,22 +52,9 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
         dense_blocks=blocks,
         convolutions=(convolution,) if "conv" in kinds else (),
     )
-
-
-def weights(model: ModelDescription) -> WeightMap:
-    """Where each tensor of a described LFM2-MoE lies in its checkpoint."""
-    experts = "model.layers.{layer}.feed_forward.experts"
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model),
-        layers=tuple(((_layer(model, layer),),) for layer in range(len(model.layers))),
-        experts=(
-            names.per_expert(model, experts, "w1", "w3", "w2"),
-            *names.expert_spellings(model, "feed_forward.experts"),
-        ),
-        final=names.final(model, "model.embedding_norm"),
-        tied_head=names.tied_head(model),
-    )
+    experts = names.per_expert(model, f"model.layers.{{layer}}.{_BLOCK}.experts", names.W)
+    weights = names.weight_map(model, _layer, (experts, *names.expert_spellings(model, f"{_BLOCK}.experts")))
+    return replace(weights, final=names.final(model, "model.embedding_norm"))
 
 
 def _expert_block(keys: Config, layers: int) -> ExpertBlock:
@@ -79,26 +67,22 @@ def _expert_block(keys: Config, layers: int) -> ExpertBlock:
             family="sigmoid-topk-renormalise" if renormalise else "sigmoid-topk",
             top_k=keys.integer("num_experts_per_tok", 1, experts),
             selection_bias=keys.flag("use_expert_bias", default=True),
-            scale=keys.number("routed_scaling_factor", 0, common.LARGEST, 1.0),
+            scale=keys.number("routed_scaling_factor", 0, LARGEST, 1.0),
             epsilon=_EPSILON if renormalise else 0.0,
         ),
     )
 
 
 def _layer(model: ModelDescription, layer: int) -> Places:
-    described, at = model.layers[layer], f"model.layers.{layer}"
+    described = model.layers[layer]
     places = names.norms(model, layer, "operator_norm", "ffn_norm")
     places |= _convolution(model, layer) if described.attention is None else _attention(model, layer)
     if described.dense is not None:
-        width, hidden = model.dense_blocks[described.dense].intermediate, model.hidden
-        shapes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-        for key, name in _W.items():
-            places[f"dense_{key}"] = matrix(f"{at}.feed_forward.{name}.weight", *shapes[key])
-        return places
-    places |= names.router(model, layer, "feed_forward.gate")
+        return places | names.dense(model, layer, _BLOCK, names.W)
+    places |= names.router(model, layer, f"{_BLOCK}.gate")
     block = model.expert_block(layer)
     if block.router.selection_bias:
-        places["selection_bias"] = vector(f"{at}.feed_forward.expert_bias", block.experts)
+        places["selection_bias"] = vector(f"model.layers.{layer}.{_BLOCK}.expert_bias", block.experts)
     return places
 
 

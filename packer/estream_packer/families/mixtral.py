@@ -8,7 +8,7 @@ from typing import Final
 
 from estream_packer.families import common, names
 from estream_packer.families.config import Config
-from estream_packer.families.places import Group
+from estream_packer.families.places import Group, Places
 from estream_packer.families.rotary import RotarySettings
 from estream_packer.families.weights import WeightMap
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Router
@@ -23,24 +23,25 @@ _BELOW_ZERO: Final = math.nextafter(0, -1)
 _OLD_BLOCK, _NEW_BLOCK = "block_sparse_moe", "mlp"
 
 
-def describe_mixtral(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that a Mixtral configuration describes. Raises as `olmoe.describe` does."""
+def read_mixtral(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a Mixtral configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config(config)
     experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
     router = Router(family="softmax-topk-renormalise", top_k=keys.integer("num_experts_per_tok", 1, experts, default=2))
-    return ModelDescription(
+    model = ModelDescription(
         **common.frame(MIXTRAL, keys, generation, epsilon=_NORM_EPSILON),
         layers=_layers(keys, common.context_length(keys)),
         attentions=(Attention(**common.heads(keys, common.rotary(keys, _ROPE_THETA))),),
         expert_blocks=(_experts(keys, experts, router),),
     )
+    return _weights(model)
 
 
-def describe_phimoe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that a Phi-MoE configuration describes.
+def read_phimoe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a Phi-MoE configuration describes, and where its tensors lie.
 
     With longrope, the published code changes frequencies past `original_max_position_embeddings` and transformers does
-    not: the context ends there. Raises as `olmoe.describe` does.
+    not: the context ends there. Raises as `olmoe.read` does.
     """
     keys = Config(config)
     experts = common.expert_count(keys, common.layer_count(keys), "num_local_experts")
@@ -56,7 +57,7 @@ def describe_phimoe(config: Mapping[str, object], generation: Mapping[str, objec
         frame["context_length"] = min(frame["context_length"], rotary.original_context)
         for key in ("short_mscale", "long_mscale"):
             rotary.required(key)
-    return ModelDescription(
+    model = ModelDescription(
         **frame,
         layers=_layers(keys, frame["context_length"]),
         attentions=(Attention(**common.heads(keys, rotary), bias=biased, out_bias=biased),),
@@ -64,22 +65,12 @@ def describe_phimoe(config: Mapping[str, object], generation: Mapping[str, objec
         norm="layer",
         head_bias=keys.flag("lm_head_bias", default=False),
     )
+    return _weights(model)
 
 
-def weights(model: ModelDescription) -> WeightMap:
-    """Where each tensor of a described Mixtral or Phi-MoE lies in its checkpoint."""
-    prefix = "model.layers.{layer}."
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model),
-        layers=tuple(_layer(model, layer) for layer in range(len(model.layers))),
-        experts=(
-            names.per_expert(model, f"{prefix}{_OLD_BLOCK}.experts", "w1", "w3", "w2"),
-            *names.expert_spellings(model),
-        ),
-        final=names.final(model),
-        tied_head=names.tied_head(model),
-    )
+def _weights(model: ModelDescription) -> WeightMap:
+    experts = names.per_expert(model, f"model.layers.{{layer}}.{_OLD_BLOCK}.experts", names.W)
+    return names.weight_map(model, _layer, (experts, *names.expert_spellings(model)), _routers)
 
 
 def _layers(keys: Config, context: int) -> tuple[Layer, ...]:
@@ -92,9 +83,10 @@ def _experts(keys: Config, experts: int, router: Router) -> ExpertBlock:
     return ExpertBlock(experts=experts, intermediate=common.width(keys, "intermediate_size"), router=router)
 
 
-def _layer(model: ModelDescription, layer: int) -> tuple[Group, ...]:
-    routers = tuple(
-        names.router(model, layer, name)
-        for name in (f"{_OLD_BLOCK}.gate", f"{_NEW_BLOCK}.gate", f"{_NEW_BLOCK}.router")
-    )
-    return ({**names.norms(model, layer), **names.attention(model, layer)},), routers
+def _layer(model: ModelDescription, layer: int) -> Places:
+    return {**names.norms(model, layer), **names.attention(model, layer)}
+
+
+def _routers(model: ModelDescription, layer: int) -> tuple[Group, ...]:
+    blocks = f"{_OLD_BLOCK}.gate", f"{_NEW_BLOCK}.gate", f"{_NEW_BLOCK}.router"
+    return (tuple(names.router(model, layer, name) for name in blocks),)

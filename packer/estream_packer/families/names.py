@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Literal
 
-from estream_packer.families.places import ExpertSpelling, Place, Places, Selection, matrix, vector
+from estream_packer.families.places import ExpertSpelling, Group, Place, Places, Selection, matrix, vector
+from estream_packer.families.weights import WeightMap
 from estream_spec.model import ModelDescription
 
 HEAD: Final = "lm_head.weight"
+_PROJECTIONS: Final = "gate_proj", "up_proj", "down_proj"
+"""Gate, up and down, as most families call them."""
+W: Final = "w1", "w3", "w2"
+"""Gate, up and down, as the first Mixtral calls them."""
 _FUSED_SUFFIXES: Final = ("", ".weight")
 """Fused experts are parameters without a module, so most have no `.weight`; some tools add it."""
+
+
+def weight_map(
+    model: ModelDescription,
+    layer: Callable[[ModelDescription, int], Places],
+    experts: tuple[ExpertSpelling, ...] | None = None,
+    spelled: Callable[[ModelDescription, int], tuple[Group, ...]] = lambda model, layer: (),
+) -> WeightMap:
+    """All tensors of a model whose embedding, final norm and head have the usual names.
+
+    Args:
+        model: the model.
+        layer: tensors of a layer, given its number, that are not experts' and are spelled in one way.
+        experts: the spellings of experts; None takes those that most families have.
+        spelled: further tensors of a layer, in groups.
+    """
+    return WeightMap(
+        model=model,
+        embedding=embedding(model),
+        layers=tuple(((layer(model, number),), *spelled(model, number)) for number in range(len(model.layers))),
+        experts=expert_spellings(model) if experts is None else experts,
+        final=final(model),
+        tied_head=HEAD if model.tied_head else None,
+    )
 
 
 def embedding(model: ModelDescription, multiplier: float = 1.0) -> Place:
@@ -27,11 +57,6 @@ def final(model: ModelDescription, norm: str = "model.norm", multiplier: float =
     if model.head_bias:
         places["head.bias"] = Place("lm_head.bias", (model.vocabulary,), padded=True)
     return places
-
-
-def tied_head(model: ModelDescription) -> str | None:
-    """The name under which the embedding may be repeated; None where the head is not tied."""
-    return HEAD if model.tied_head else None
 
 
 def norms(
@@ -90,19 +115,31 @@ def router(model: ModelDescription, layer: int, name: str = "mlp.gate") -> dict[
     return places
 
 
-def dense(model: ModelDescription, layer: int, block: str = "mlp") -> dict[str, Place]:
-    """The dense block of a layer that has one, `gate_proj` to `down_proj`."""
+def dense(
+    model: ModelDescription, layer: int, block: str = "mlp", names: tuple[str, str, str] = _PROJECTIONS
+) -> dict[str, Place]:
+    """The dense block of a layer that has one. Stored names begin with `dense_`.
+
+    Args:
+        model: the model.
+        layer: the layer.
+        block: what it calls the block.
+        names: what it calls gate, up and down.
+    """
     index = model.layers[layer].dense
     assert index is not None
-    return gated(f"model.layers.{layer}.{block}", model.hidden, model.dense_blocks[index].intermediate)
+    width = model.dense_blocks[index].intermediate
+    places = _gated(f"model.layers.{layer}.{block}", model.hidden, width, names)
+    return {f"dense_{stored}": place for stored, place in places.items()}
 
 
-def gated(prefix: str, hidden: int, intermediate: int, stored: str = "dense_") -> dict[str, Place]:
-    """Three matrices, `gate_proj` to `down_proj`, whose stored names begin with `stored`."""
+def _gated(prefix: str, hidden: int, intermediate: int, names: tuple[str, str, str]) -> dict[str, Place]:
+    """Gate, up and down, whose names are `names` after `prefix`."""
+    gate, up, down = (f"{prefix}.{name}.weight" for name in names)
     return {
-        f"{stored}gate": matrix(f"{prefix}.gate_proj.weight", intermediate, hidden),
-        f"{stored}up": matrix(f"{prefix}.up_proj.weight", intermediate, hidden),
-        f"{stored}down": matrix(f"{prefix}.down_proj.weight", hidden, intermediate),
+        "gate": matrix(gate, intermediate, hidden),
+        "up": matrix(up, intermediate, hidden),
+        "down": matrix(down, hidden, intermediate),
     }
 
 
@@ -112,21 +149,12 @@ def expert_spellings(model: ModelDescription, block: str = "mlp.experts") -> tup
     return per_expert(model, prefix), *fused_spellings(model, prefix)
 
 
-def per_expert(
-    model: ModelDescription,
-    prefix: str,
-    gate: str = "gate_proj",
-    up: str = "up_proj",
-    down: str = "down_proj",
-) -> ExpertSpelling:
+def per_expert(model: ModelDescription, prefix: str, names: tuple[str, str, str] = _PROJECTIONS) -> ExpertSpelling:
     """One matrix each, `[out, in]`: `prefix.7.gate_proj.weight`."""
-    names = {"gate": gate, "up": up, "down": down}
 
     def places(layer: int, expert: int) -> Places:
-        width, hidden = model.expert_block(layer).intermediate, model.hidden
-        shapes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-        start = f"{prefix.format(layer=layer)}.{expert}"
-        return {key: matrix(f"{start}.{name}.weight", *shapes[key]) for key, name in names.items()}
+        width = model.expert_block(layer).intermediate
+        return _gated(f"{prefix.format(layer=layer)}.{expert}", model.hidden, width, names)
 
     return places
 

@@ -6,21 +6,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from estream_packer.families import common, names
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
+from estream_packer.families.places import Places
 from estream_packer.families.weights import WeightMap
-from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Router
+from estream_spec.model import Attention, Layer, ModelDescription
 
 MODEL_TYPE: Final = "olmoe"
-ARCHITECTURE: Final = "OlmoeForCausalLM"
 
 # What transformers takes where config.json says nothing. The published OLMoE leaves out the epsilon.
 _NORM_EPSILON: Final = 1e-5
 _ROPE_THETA: Final = 10000.0
-_NORMALISE_TOP_K: Final = False
 
 
-def describe(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that an OLMoE configuration describes.
+def read(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What an OLMoE configuration describes, and where its tensors lie.
 
     Args:
         config: `config.json`.
@@ -33,44 +32,21 @@ def describe(config: Mapping[str, object], generation: Mapping[str, object] | No
     keys.only("attention_bias", False)
     layers = common.layer_count(keys)
     common.check_layers_alike(keys, None)
-    return ModelDescription(
+    model = ModelDescription(
         **common.frame(MODEL_TYPE, keys, generation, epsilon=_NORM_EPSILON),
         layers=(Layer(attention=0, experts=0),) * layers,
         attentions=(_attention(keys),),
-        expert_blocks=(_expert_block(keys, layers),),
+        expert_blocks=(common.softmax_experts(keys, layers, "intermediate_size"),),
     )
-
-
-def weights(model: ModelDescription) -> WeightMap:
-    """Where each tensor of a described OLMoE lies in its checkpoint."""
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model),
-        layers=tuple(
-            (({**names.norms(model, layer), **names.attention(model, layer), **names.router(model, layer)},),)
-            for layer in range(len(model.layers))
-        ),
-        experts=names.expert_spellings(model),
-        final=names.final(model),
-        tied_head=names.tied_head(model),
-    )
+    return names.weight_map(model, _layer)
 
 
 def _attention(keys: Config) -> Attention:
     heads = common.heads(keys, common.rotary(keys, _ROPE_THETA))
     keys.only("head_dim", common.width(keys, "hidden_size") // heads["heads"])
-    clip = keys.number("clip_qkv", 0, common.LARGEST) if keys.has("clip_qkv") else None
+    clip = keys.number("clip_qkv", 0, LARGEST) if keys.has("clip_qkv") else None
     return Attention(**heads, qk_norm="full", clip_qkv=clip)
 
 
-def _expert_block(keys: Config, layers: int) -> ExpertBlock:
-    experts = common.expert_count(keys, layers)
-    renormalise = keys.flag("norm_topk_prob", default=_NORMALISE_TOP_K)
-    return ExpertBlock(
-        experts=experts,
-        intermediate=common.width(keys, "intermediate_size"),
-        router=Router(
-            family="softmax-topk-renormalise" if renormalise else "softmax-topk",
-            top_k=keys.integer("num_experts_per_tok", 1, experts),
-        ),
-    )
+def _layer(model: ModelDescription, layer: int) -> Places:
+    return {**names.norms(model, layer), **names.attention(model, layer), **names.router(model, layer)}

@@ -10,17 +10,18 @@ from estream_packer.families.config import Config
 from estream_packer.families.places import Place, Places
 from estream_packer.families.weights import WeightMap
 from estream_spec import limits
-from estream_spec.model import Attention, DenseBlock, ExpertBlock, Layer, ModelDescription, Router
+from estream_spec.model import Attention, DenseBlock, Layer, ModelDescription
 
 QWEN2: Final = "qwen2_moe"
 QWEN3: Final = "qwen3_moe"
 _NORM_EPSILON: Final = 1e-6
 _ROPE_THETA: Final = 10000.0
 _SHARED_WIDTH: Final = 5632
+_WINDOW: Final = 4096
 
 
-def describe_qwen2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that a Qwen2-MoE configuration describes. Raises as `olmoe.describe` does."""
+def read_qwen2(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a Qwen2-MoE configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config(config)
     if keys.flag("use_sliding_window", default=False):
         raise keys.refusal("use_sliding_window", "false: which layers have a window differs between versions")
@@ -31,54 +32,43 @@ def describe_qwen2(config: Mapping[str, object], generation: Mapping[str, object
         intermediate=common.width(keys, "shared_expert_intermediate_size", _SHARED_WIDTH),
         share=True,
     )
-    return _describe(QWEN2, keys, generation, attention, shared, None)
+    return _read(QWEN2, keys, generation, attention, shared, None)
 
 
-def describe_qwen3(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelDescription:
-    """The model that a Qwen3-MoE configuration describes. Raises as `olmoe.describe` does."""
+def read_qwen3(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> WeightMap:
+    """What a Qwen3-MoE configuration describes, and where its tensors lie. Raises as `olmoe.read` does."""
     keys = Config(config)
     windowed = keys.flag("use_sliding_window", default=False)
-    window = common.window(keys, common.context_length(keys)) if windowed else None
+    window = common.window(keys, common.context_length(keys), _WINDOW) if windowed else None
     common.check_layers_alike(keys, window)
     biased = keys.flag("attention_bias", default=False)
     heads = common.heads(keys, common.rotary(keys, _ROPE_THETA))
     attention = Attention(**heads, bias=biased, out_bias=biased, qk_norm="head")
-    return _describe(QWEN3, keys, generation, attention, None, window)
+    return _read(QWEN3, keys, generation, attention, None, window)
 
 
-def weights(model: ModelDescription) -> WeightMap:
-    """Where each tensor of a described Qwen2-MoE or Qwen3-MoE lies in its checkpoint."""
-    return WeightMap(
-        model=model,
-        embedding=names.embedding(model),
-        layers=tuple(((_layer(model, layer),),) for layer in range(len(model.layers))),
-        experts=names.expert_spellings(model),
-        final=names.final(model),
-        tied_head=names.tied_head(model),
-    )
-
-
-def _describe(
+def _read(
     family: str,
     keys: Config,
     generation: Mapping[str, object] | None,
     attention: Attention,
     shared: DenseBlock | None,
     window: int | None,
-) -> ModelDescription:
+) -> WeightMap:
     routed = _routed(keys)
     blocks = [] if shared is None else [shared]
     if not all(routed):
         blocks.append(DenseBlock(intermediate=common.width(keys, "intermediate_size")))
     with_experts = Layer(attention=0, experts=0, dense=None if shared is None else 0, window=window)
     without = Layer(attention=0, dense=len(blocks) - 1, window=window)
-    return ModelDescription(
+    model = ModelDescription(
         **common.frame(family, keys, generation, epsilon=_NORM_EPSILON),
         layers=tuple(with_experts if has_experts else without for has_experts in routed),
         attentions=(attention,),
-        expert_blocks=(_expert_block(keys, sum(routed)),),
+        expert_blocks=(common.softmax_experts(keys, sum(routed), "moe_intermediate_size"),),
         dense_blocks=tuple(blocks),
     )
+    return names.weight_map(model, _layer)
 
 
 def _routed(keys: Config) -> list[bool]:
@@ -93,19 +83,6 @@ def _routed(keys: Config) -> list[bool]:
         key = "mlp_only_layers" if dense else "decoder_sparse_step"
         raise keys.refusal(key, f"some of the {count} layers to have experts, with decoder_sparse_step {step}")
     return routed
-
-
-def _expert_block(keys: Config, layers: int) -> ExpertBlock:
-    experts = common.expert_count(keys, layers)
-    renormalise = keys.flag("norm_topk_prob", default=False)
-    return ExpertBlock(
-        experts=experts,
-        intermediate=common.width(keys, "moe_intermediate_size"),
-        router=Router(
-            family="softmax-topk-renormalise" if renormalise else "softmax-topk",
-            top_k=keys.integer("num_experts_per_tok", 1, experts),
-        ),
-    )
 
 
 def _layer(model: ModelDescription, layer: int) -> Places:

@@ -10,13 +10,11 @@ import math
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from estream_packer.families.config import Config
+from estream_packer.families.config import LARGEST, Config
 from estream_spec import limits
 from estream_spec.model import Rotary
-
-Floats = NDArray[np.float32]
+from estream_spec.weights import Floats
 
 _SECTIONS: Final = ("rope_parameters", "rope_scaling")
 """Where newer and older transformers keep rotary settings; the oldest kept the base at top level."""
@@ -33,17 +31,15 @@ _KEYS: Final[dict[str, frozenset[str]]] = {
     ),
 }
 """The settings of each kind of scaling."""
-KINDS: Final = tuple(_KEYS)
 _COMMON: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _ALIASES: Final = {"su": "longrope"}
-_LARGEST: Final = 1e30
 
 
 class RotarySettings:
     """The rotary settings of a configuration, one object wherever they stand in it.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: of scaling, `default` where there is none.
         theta: base of the frequencies.
         original_context: tokens the model was trained on before its context was extended; None of kinds without.
     """
@@ -52,8 +48,8 @@ class RotarySettings:
         self,
         keys: Config,
         *,
-        theta: float = 10000.0,
-        kinds: tuple[str, ...] = KINDS,
+        theta: float,
+        kinds: tuple[str, ...],
         default: dict[str, object] | None = None,
     ):
         """Find the settings.
@@ -159,8 +155,8 @@ class RotarySettings:
 
     def _longrope(self, width: int) -> tuple[Floats, float]:
         """Those for contexts up to the original one; beyond it the model would use others."""
-        short = np.array(self._place("short_factor").numbers("short_factor", width // 2, _LARGEST), np.float32)
-        self._place("long_factor").numbers("long_factor", width // 2, _LARGEST)
+        short = np.array(self._place("short_factor").numbers("short_factor", width // 2, LARGEST), np.float32)
+        self._place("long_factor").numbers("long_factor", width // 2, LARGEST)
         scale = self._number("short_mscale")
         if scale is None:
             scale = self._number("attention_factor")
@@ -209,7 +205,7 @@ class RotarySettings:
         Raises:
             PackError: it is not, or is out of range.
         """
-        return self._place(key).number(key, 0, _LARGEST)
+        return self._place(key).number(key, 0, LARGEST)
 
     def _number(self, key: str, *, above: float = 0.0, top_level: bool = False) -> float | None:
         """A number wherever it stands, None where it does not.
@@ -220,7 +216,7 @@ class RotarySettings:
         value: float | None = None
         for place in (*((self._keys,) if top_level else ()), *self._sections):
             if place.has(key):
-                found = place.number(key, above, _LARGEST)
+                found = place.number(key, above, LARGEST)
                 if value is not None and found != value:
                     raise place.refusal(key, f"{value:g} as elsewhere in the file")
                 value = found

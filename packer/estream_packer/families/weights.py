@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from estream_loader.tokenizing import tokenizer_faults
-from estream_packer.checkpoint import Checkpoint
+from estream_packer.checkpoint import TOKENIZER, Checkpoint
 from estream_packer.checkpoint.coding import Coding
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import PLAIN
@@ -112,7 +112,7 @@ def tokenizer_size(data: bytes) -> int:
     Raises:
         PackError: it is not a tokenizer.
     """
-    with tokenizer_faults("tokenizer.json", PackError):
+    with tokenizer_faults(TOKENIZER, PackError):
         ids = Tokenizer.from_buffer(data).get_vocab(with_added_tokens=True).values()
     return max(ids, default=-1) + 1
 

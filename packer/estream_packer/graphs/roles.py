@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from estream_packer.graphs.builder import Builder
-from estream_spec.graph_interface import output_classes
 from estream_spec.manifest import GraphRole
 from estream_spec.model import Attention, DenseBlock, ExpertBlock, Latent, ModelDescription, OutputClass
 
@@ -69,7 +68,7 @@ def compute(graph: Builder, arithmetic: Arithmetic, role: GraphRole, model: Mode
         case "convolve":
             _convolve(graph, arithmetic, model)
         case "out":
-            _out(graph, arithmetic, model, output_classes(model)[shape_class])
+            _out(graph, arithmetic, model, model.output_classes[shape_class])
         case "expert":
             _expert(graph, arithmetic, model.expert_blocks[shape_class])
         case "dense":

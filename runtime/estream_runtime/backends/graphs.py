@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from estream_runtime.backends.protocol import Array, During, Floats
+from estream_runtime.backends.protocol import Array, During
 from estream_spec.manifest import GraphRole
+from estream_spec.weights import Floats
 
 
 class GraphBackend(ABC):

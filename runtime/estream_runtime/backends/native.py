@@ -13,11 +13,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from estream_runtime.backends.protocol import Array, Backend, During, Floats, GraphKey, MatrixForm
+from estream_runtime.backends.protocol import Array, Backend, During, GraphKey, MatrixForm
 from estream_runtime.native.library import Kernel, QuantisedRows, StoredMatrix
 from estream_spec.graph_interface import role_shape
 from estream_spec.manifest import GraphRole
 from estream_spec.model import Attention, Latent, ModelDescription
+from estream_spec.weights import Floats
 
 
 class Rows:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from estream_spec.manifest import GraphRole, GraphWeights
 from estream_spec.trace import Activity
+from estream_spec.weights import Floats
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float32]
 
 MatrixForm = GraphWeights | Literal["stored"]
 """What a backend takes as matrices: what a graph's matrix inputs hold, or the parts of a record as they lie."""

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from estream_runtime.host_processors import usable_processors
 from estream_runtime.native.paths import PATHS, PLAIN, KernelPath
 from estream_spec.errors import LinkError, printable
+from estream_spec.weights import Floats
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float32]
 
 HERE: Final = Path(__file__).parent
 

@@ -237,6 +237,13 @@ def test_a_window_as_long_as_the_context_is_none() -> None:
     assert {layer.window for layer in describe("qwen3_moe", sliding_window=16).layers} == {None}
 
 
+@pytest.mark.parametrize(("name", "default"), [("mixtral", None), ("phimoe", None), ("qwen3_moe", 4096)])
+def test_a_window_that_is_absent_is_the_one_transformers_takes_and_null_is_none(name: str, default: int | None) -> None:
+    keys = {"use_sliding_window": True, "max_position_embeddings": 8192}
+    for value, window in ((ABSENT, default), (None, None), (8191, 8191)):
+        assert {layer.window for layer in describe(name, sliding_window=value, **keys).layers} == {window}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_family_is_known_by_model_type_or_by_the_one_architecture(name: str) -> None:
     architectures = families.config(name)["architectures"]

@@ -14,7 +14,6 @@ from estream_spec.graph_interface import (
     class_count,
     interface,
     layer_classes,
-    output_classes,
 )
 from estream_spec.manifest import Activations, GraphRole, GraphWeights
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
@@ -121,7 +120,7 @@ def test_the_router_is_f32_whatever_the_weights() -> None:
 
 
 def test_layers_find_the_layer_classes_each_role() -> None:
-    assert output_classes(MODEL) == ((0, None, 0), (1, None, 0), (0, None, 1))
+    assert MODEL.output_classes == ((0, None, 0), (1, None, 0), (0, None, 1))
     found = {
         role: [layer_classes(MODEL, layer)[role] for layer in range(4)] for role in ("qkv", "attend", "out", "expert")
     }

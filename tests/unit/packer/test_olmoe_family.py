@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 
 from estream_packer.checkpoint import open_checkpoint
 from estream_packer.families import WeightMap, family_of
-from estream_packer.families.olmoe import describe, weights
+from estream_packer.families.olmoe import read
 from estream_packer.families.weights import tokenizer_size
 from estream_spec.errors import PackError
 from estream_spec.model import Attention, ExpertBlock, Layer, ModelDescription, Rotary, Router
@@ -56,6 +56,10 @@ def changed(**keys: object) -> dict[str, object]:
     return {key: value for key, value in (CONFIG | keys).items() if value is not ABSENT}
 
 
+def describe(config: dict[str, object], generation: dict[str, object] | None = None) -> ModelDescription:
+    return read(config, generation).model
+
+
 def tensors_of(config: dict[str, object]) -> Tensors:
     """Every tensor at its own constant, by Hugging Face's names."""
     hidden, width, rows, keys = 64, 32, 256, 32
@@ -84,7 +88,7 @@ def write(folder: Path, config: dict[str, object], tensors: Tensors, tokenizer: 
     save_file(tensors, folder / "model.safetensors")
     if tokenizer is not None:
         (folder / "tokenizer.json").write_bytes(tokenizer)
-    return weights(describe(config))
+    return read(config)
 
 
 def check(folder: Path, map_: WeightMap) -> None:

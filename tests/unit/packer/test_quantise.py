@@ -148,6 +148,14 @@ def test_tiny_weights_stay_finite_and_tiny(encoding: Encoding, size: float) -> N
         assert _error(weight.astype(np.float64), stored.astype(np.float64)) < 12
 
 
+def test_a_scale_too_coarse_for_its_largest_weight_lets_none_change_its_sign() -> None:
+    # Of subnormal numbers: the scale is rounded to the smallest there is, which 190 is 190 times.
+    smallest = np.finfo(np.float32).smallest_subnormal
+    weight = np.array([[190], [-190], [64]], np.float32) * smallest
+    parts = quantise_matrix(weight, "w8")
+    assert (parts[""].tolist(), parts["scale"].tolist()) == ([[127], [-127], [64]], [smallest])
+
+
 @pytest.mark.parametrize("encoding", GROUPED)
 def test_weights_on_the_grid_are_kept_exactly(encoding: Encoding) -> None:
     # Every channel has a step that a multiplier of 15 and a power of two give exactly, with weights at both ends.
@@ -159,7 +167,6 @@ def test_weights_on_the_grid_are_kept_exactly(encoding: Encoding) -> None:
 
 
 def test_columns_do_not_touch_each_other() -> None:
-    # More columns than are worked on at a time.
     weight = _gaussian(2048, 300)
     whole, alone = quantise_matrix(weight, "w4g32"), quantise_matrix(weight[:, 200:203].copy(), "w4g32")
     for name in ("nibbles", "multipliers", "scale"):

@@ -9,7 +9,7 @@ import pytest
 
 from estream_packer.families import common
 from estream_packer.families.config import Config
-from estream_packer.families.rotary import KINDS, RotarySettings
+from estream_packer.families.rotary import RotarySettings
 from estream_spec.errors import PackError
 from estream_spec.model import Rotary
 
@@ -193,11 +193,17 @@ REFERENCE: Final[list[tuple[dict[str, Any], float, list[float]]]] = [
 ]
 """Configurations, and the attention factor and frequencies that transformers 5.24 makes of them."""
 YARN: Final[dict[str, Any]] = REFERENCE[0][0]
+KINDS: Final = ("default", "linear", "llama3", "yarn", "longrope")
 WRONG: Final[tuple[object, ...]] = (None, "text", 0, -1, 2**40, 1.5, True, [], {}, [None], 10**400)
 
 
-def settings(config: dict[str, object], **wanted: Any) -> RotarySettings:
-    return RotarySettings(Config(config), **wanted)
+def settings(
+    config: dict[str, object],
+    theta: float = 10000.0,
+    kinds: tuple[str, ...] = KINDS,
+    default: dict[str, object] | None = None,
+) -> RotarySettings:
+    return RotarySettings(Config(config), theta=theta, kinds=kinds, default=default)
 
 
 def scaled(**keys: object) -> dict[str, object]:
@@ -314,7 +320,6 @@ def test_every_setting_in_every_wrong_form_is_refused_by_name_or_makes_frequenci
 
 
 def test_kinds_a_family_does_not_have_are_refused() -> None:
-    assert "dynamic" not in KINDS
     with pytest.raises(PackError, match="type is 'yarn', expected 'default'"):
         settings(YARN, kinds=("default",))
 

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from estream_packer.build import build
 from estream_packer.checkpoint import open_checkpoint
 from estream_packer.checkpoint.files import InputFile
 from estream_packer.families import WeightMap, WeightSources, family_of, names
-from estream_packer.families.places import ExpertSpelling, Place, Places, Selection, halves
+from estream_packer.families.places import ExpertSpelling, Group, Place, Selection, halves
 from estream_packer.families.sources import TensorSource
 from estream_packer.recipe import BuildOptions
 from estream_spec.errors import PackError
@@ -153,19 +154,9 @@ def weight_map(
     described: ModelDescription, *experts: ExpertSpelling, extra: Mapping[str, Place] | None = None, **settings: Any
 ) -> WeightMap:
     """Only norms, experts, and what is asked for: a map need not be of a whole model to be looked up."""
-    groups: list[tuple[tuple[Places, ...], ...]] = [
-        ((names.norms(described, layer),),) for layer in range(len(described.layers))
-    ]
-    groups[0] = (*groups[0], (extra or {},))
-    return WeightMap(
-        model=described,
-        embedding=names.embedding(described),
-        layers=tuple(groups),
-        experts=experts or names.expert_spellings(described),
-        final=names.final(described),
-        tied_head=names.tied_head(described),
-        **settings,
-    )
+    groups: tuple[Group, ...] = () if extra is None else ((extra,),)
+    usual = names.weight_map(described, names.norms, experts or None, lambda _, layer: () if layer else groups)
+    return replace(usual, **settings)
 
 
 def values(*shape: int, start: float = 0) -> npt.NDArray[np.float32]:

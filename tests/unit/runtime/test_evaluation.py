@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 
 from estream_loader import open_package
 from estream_packer.recipe import BuildOptions
-from estream_runtime import Session
-from estream_runtime.evaluation import bits_per_byte, compare, perplexity, token_log_likelihoods
+from estream_runtime import Session, evaluation
+from estream_runtime.evaluation import bits_per_byte, compare, perplexity, read_text, token_log_likelihoods
 from estream_runtime.likelihood import log_softmax
 from estream_spec.errors import TrapError
+from estream_spec.weights import Floats
 from fixtures.olmoe import CONTEXT_LENGTH, VOCABULARY, token_ids
 from fixtures.packed import UNQUANTISED, PackageFactory
 from fixtures.sources import CountingSource
@@ -110,6 +112,35 @@ def test_perplexity_and_bits_per_byte() -> None:
 def test_what_is_too_large_for_a_number_is_infinite() -> None:
     assert perplexity(np.full(3, -1000.0)) == math.inf
     assert bits_per_byte(np.full(3, -1.0), 0) == math.inf
+
+
+def test_texts_are_read_as_they_are_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    path.write_bytes("a\r\nä".encode())
+    monkeypatch.setattr(evaluation, "MAX_TEXT_LENGTH", 5)
+    assert read_text(path) == "a\r\nä"
+    monkeypatch.setattr(evaluation, "MAX_TEXT_LENGTH", 4)
+    with pytest.raises(TrapError, match="longer than the limit of 4 bytes"):
+        read_text(path)
+
+
+def test_logits_are_made_of_hidden_rows(session: Session) -> None:
+    rows = session.hidden_rows(TEXT)
+    found = np.concatenate([session.logits(rows[:50]), session.logits(rows[50:])])
+    assert found == pytest.approx(session.forward(TEXT), abs=1e-4)
+
+
+def test_a_comparison_holds_few_logits_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    make = Session.logits
+
+    def counted(session: Session, rows: Floats) -> Floats:
+        asked.append(len(rows))
+        return make(session, rows)
+
+    monkeypatch.setattr(Session, "logits", counted)
+    compare(session, [session], TEXT, len(TEXT))
+    assert asked == [128, 128, 71, 71]
 
 
 def test_a_package_agrees_with_itself(session: Session) -> None:

@@ -13,7 +13,7 @@ from estream_runtime.native import library
 from estream_runtime.native.library import Kernel, StoredMatrix, paths_here
 from estream_runtime.native.paths import PATHS
 from estream_spec.errors import LinkError
-from estream_spec.weights import expand_nibbles, integer_product, pack_nibbles, quantise_activations
+from estream_spec.weights import Floats, expand_nibbles, integer_product, pack_nibbles, quantise_activations
 
 RANDOM = np.random.default_rng(1)
 ROWS, COLUMNS = 70, 45
@@ -55,7 +55,7 @@ def test_an_expert_takes_matrices_of_any_kinds(kernel: Kernel, groups: tuple[int
     rows, up_rows = (kernel.quantise(x, bool(group)) for group in groups)
     kernel.add_expert(rows, up_rows, chosen, shares, (gate, up, down), None, total)
 
-    def product(x: library.Floats, weights: library.Array, matrix: StoredMatrix) -> library.Floats:
+    def product(x: Floats, weights: library.Array, matrix: StoredMatrix) -> Floats:
         return integer_product(*quantise_activations(x), weights, matrix.scale)
 
     hidden = product(x[chosen], gate_weights, gate)
