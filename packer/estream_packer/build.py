@@ -225,10 +225,16 @@ def _utf8(text: str, what: str) -> bytes:
 
 def _binding(
     checkpoint: Checkpoint, weights: WeightSources, options: BuildOptions, plan: Plan, calibration: Calibration | None
-) -> bytes:
-    """Digest of all that decides the bytes of records: only what has the same is ever gone on from."""
+) -> bytes | None:
+    """Digest of all that decides the bytes of records: only what has the same is ever gone on from.
+
+    None where the checkpoint cannot be told from another one: then nothing is.
+    """
+    identity = checkpoint.identity()
+    if identity is None:
+        return None
     chosen = msgspec.msgpack.encode((msgspec.structs.replace(options, jobs=None, calibration=None), plan.layouts))
-    digest = sha256(b"\0".join((VERSIONS.encode(), checkpoint.fingerprint(), chosen)))
+    digest = sha256(b"\0".join((VERSIONS.encode(), identity, chosen)))
     for record_range, sources, importance in _makings(weights, plan, calibration):
         digest.update(repr((record_range, sorted(sources.items()), sorted(importance))).encode())
         for _, known in sorted(importance.items()):

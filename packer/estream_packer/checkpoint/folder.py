@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from hashlib import sha256
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final, Self
 
@@ -109,6 +109,17 @@ class Checkpoint:
         files = sorted((file.path.name, file.length, file.version) for file in self._files)
         tensors = sorted((name, tensor.dtype, tensor.shape, tensor.begin) for name, tensor in self.tensors.items())
         return sha256(repr((files, tensors)).encode()).digest()
+
+    def identity(self) -> bytes | None:
+        """SHA-256 of what tells this checkpoint from any other that this machine sees; None where nothing surely does.
+
+        Another checkpoint of one shape may have the same fingerprint: downloads and archives set the times of files.
+        """
+        folder = self.folder.absolute() if isinstance(self.folder, Path) else self.folder
+        files = sorted((file.path.name, file.identity) for file in self._files)
+        if not all(identity for _, identity in files):
+            return None
+        return sha256(self.fingerprint() + repr((str(folder), files)).encode()).digest()
 
     def check_unchanged(self) -> None:
         """Refuse a checkpoint of which a file is no longer what it was when it was opened.

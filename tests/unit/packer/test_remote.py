@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from estream_loader import open_package
-from estream_packer import journal
+from estream_packer import journal, remote
 from estream_packer.build import build
 from estream_packer.checkpoint import files, open_checkpoint
 from estream_packer.checkpoint.files import InputFile
@@ -211,3 +211,21 @@ def test_a_package_from_a_url_opens(tmp_path: Path, uploaded: str) -> None:
     build(place(uploaded), tmp_path / "model.emoe")
     with open_package(tmp_path / "model.emoe", integrity="full") as package:
         assert package.tokenizer_json
+
+
+def test_a_checkpoint_whose_files_have_no_stamps_is_never_gone_on_with(
+    tmp_path: Path, uploaded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "STEP_BYTES", 1)
+
+    class Stop:
+        def begin(self, stage: str, total: int) -> None: ...
+
+        def advance(self, amount: int) -> None:
+            raise KeyboardInterrupt
+
+    for stamps, left in ((remote.STAMPS, 2), ((), 0)):
+        monkeypatch.setattr(remote, "STAMPS", stamps)
+        with pytest.raises(KeyboardInterrupt):
+            build(place(uploaded), place(OUTPUT), progress=Stop())
+        assert len(names(tmp_path / "temporary")) == left

@@ -369,3 +369,26 @@ def test_an_interrupted_build_of_a_small_package_cleans_up(
     with pytest.raises(KeyboardInterrupt):
         build(olmoe_checkpoint("base"), tmp_path / "model.emoe", PLAIN, Stop(0.9))
     assert names(tmp_path) == []
+
+
+def test_another_checkpoint_of_one_shape_and_age_is_never_gone_on_with(
+    tmp_path: Path, made: list[int], expected: bytes
+) -> None:
+    first, second = (write_checkpoint(tmp_path / name, "base") for name in ("first", "second"))
+    weights = second / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 0x80  # the sign of a weight
+    weights.write_bytes(data)
+    for path in (*first.iterdir(), *second.iterdir()):
+        os.utime(path, ns=(1, 1))
+    output = tmp_path / "out" / "model.emoe"
+    output.parent.mkdir()
+    stopped(first, output)
+    # The second takes the first one's place, as a symlink to the newest download does.
+    first.rename(tmp_path / "away")
+    second.rename(first)
+    made.clear()
+    build(first, output, PLAIN)
+    assert len(made) == RECORDS
+    assert names(output.parent) == ["model.emoe"]
+    assert output.read_bytes() != expected
