@@ -29,7 +29,7 @@ from estream_packer.calibration import (
 from estream_packer.checkpoint import TOKENIZER, TOKENIZER_MODEL, Checkpoint, open_checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import NotFiniteError
-from estream_packer.distant import VERSIONS, Origin, make_record
+from estream_packer.distant import VERSIONS, Origin, let_go, make_record
 from estream_packer.executors import Task, open_workers, worker_threads
 from estream_packer.families import TensorSource, WeightSources, family_of
 from estream_packer.packing import (
@@ -91,9 +91,9 @@ def build(
     Calibration first packs the checkpoint with 8 bits a weight into a temporary folder beside the output, and lets that
     read the text.
 
-    A large build that is interrupted, killed, or loses its workers leaves what it made beside the output, in a file
-    that ends in `.partial`. The same build goes on from there, after it has calibrated anew; a build of anything else
-    removes it.
+    A large build that is interrupted, killed, or loses its workers or the room on its disk leaves what it made beside
+    the output, in a file that ends in `.partial`. The same build goes on from there, after it has calibrated anew; a
+    build of anything else removes it.
 
     Args:
         source: checkpoint folder; see `remote.place` for one that is elsewhere.
@@ -105,7 +105,7 @@ def build(
 
     Raises:
         PackError: the checkpoint, the options or the output is refused, or a graph that was compiled.
-        StoppedError: workers failed, or what is not on this machine can no longer be reached.
+        StoppedError: workers failed, the disk is full, or what is not on this machine can no longer be reached.
         LinkError: there are targets, and their compiler or simulator does not run here, or there is a text to calibrate
             on and no tokenizer.
         TrapError: calibration met a value that is not finite, or a text of fewer than two tokens.
@@ -121,7 +121,9 @@ def build(
         worker_threads(1) as background,
         open_workers(options.jobs, executor) as workers,
         open_checkpoint(source) as checkpoint,
+        contextlib.ExitStack() as ends,
     ):
+        ends.callback(let_go, Origin.of(checkpoint))  # where an executor's workers are threads of this process
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
         weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
@@ -134,15 +136,16 @@ def build(
         source_bytes = sum(each.length for each in weights.sources())
         progress.begin("packing", source_bytes)
         tasks = _tasks(checkpoint, weights, plan, calibration, shared=workers.shared)
-        lengths = [each.record_length for each in (*plan.dense, *plan.experts) for _ in range(each.count)]
+        ranges = (*plan.dense, *plan.experts)
+        lengths = [(each.record_length, plan.layout(each).payload_length) for each in ranges for _ in range(each.count)]
         binding = _binding(checkpoint, weights, options, plan, calibration)
         with (
             _told_together(checkpoint, weights),
             PackageWriter(output, options.page_shift, binding) as writer,
             contextlib.closing(made(tasks, workers, progress)) as records,
         ):
-            if not writer.keep(lengths, lambda: progress.advance(next(tasks).amount)):
-                check_space(output, plan.record_bytes)
+            kept = writer.keep(lengths, lambda: progress.advance(next(tasks).amount))
+            check_space(output, sum(length for length, _ in lengths[kept:]))
             packed = write_package(
                 writer,
                 plan,
@@ -337,6 +340,7 @@ def _tasks(
         yield Task(
             make=partial(make, plan.layout(record_range), length, dict(sources), importance),
             length=length,
+            payload_length=plan.layout(record_range).payload_length,
             working_bytes=WORKING_BYTES + max(source.held_bytes for source in sources.values()),
             amount=sum(source.length for source in sources.values()),
         )

@@ -13,8 +13,6 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-import crc32c
-
 from estream_packer.children import begin, child_processes
 from estream_packer.journal import StoppedError
 from estream_packer.remote import SEPARATOR
@@ -43,12 +41,14 @@ class Task:
     Attributes:
         make: makes it.
         length: bytes of the record.
+        payload_length: bytes of it without the padding.
         working_bytes: what making it takes besides.
         amount: how far it brings the progress.
     """
 
     make: Callable[[], PackedRecord]
     length: int
+    payload_length: int
     working_bytes: int
     amount: int
 
@@ -92,7 +92,11 @@ class Workers:
             said = " ".join(f"{type(error).__name__}: {error}".split())
             hint = "look at the worker's log; each needs the same estream-pack, and enough memory"
             raise StoppedError(f"a worker failed: {said}", hint=hint) from error
-        if len(record.data) != task.length or crc32c.crc32c(record.data) != record.checksum:
+        if not isinstance(record, PackedRecord):
+            raise StoppedError(f"a worker made {type(record).__name__}, expected a record")
+        sealed = PackedRecord.seal(record.data, task.payload_length)
+        found, expected = ((each.checksum, each.digest) for each in (record, sealed))
+        if len(record.data) != task.length or found != expected:
             raise StoppedError("a record that a worker made arrived damaged")
         return record
 

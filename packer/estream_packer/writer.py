@@ -49,9 +49,9 @@ ZSTD_LEVEL: Final = 19
 """Graphs and a tokenizer are small; they are compressed once and read often."""
 PROVING_BYTES: Final = 1 << 20
 """Bytes read at a time where records are proven."""
+FULL: Final = errno.ENOSPC, errno.EDQUOT
 HINTS: Final = {
-    errno.ENOSPC: "free some space there, or write to another place",
-    errno.EDQUOT: "free some space there, or write to another place",
+    **dict.fromkeys(FULL, "free some space there, or write to another place"),
     errno.EFBIG: "the file system or a limit of this process allows no file of this size",
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ENOENT: "make the folder first",
@@ -151,14 +151,14 @@ class PackageWriter:
             with contextlib.suppress(OSError):  # a full disk would be reported a second time, by the last flush
                 self._file.close()
 
-    def keep(self, lengths: Iterable[int], tell: Callable[[], object]) -> int:
+    def keep(self, lengths: Iterable[tuple[int, int]], tell: Callable[[], object]) -> int:
         """Prove the records that a writer which was stopped has left, and keep them up to the first that fails.
 
         Call it once, before anything is added. The records count as the first that are added; the records given to
         `add_records` are those that follow.
 
         Args:
-            lengths: bytes of all records of the package, in order.
+            lengths: bytes of all records of the package, in order, with padding and without.
             tell: called for each record that is kept.
 
         Returns:
@@ -171,8 +171,8 @@ class PackageWriter:
             return 0
         claimed, offset = list(self._kept), round_up(DATA_START, 1 << self.page_shift)
         self._kept.clear()
-        for entry, length in zip(claimed, lengths, strict=False):
-            if _checksum(self._open_file.fileno(), offset, length) != entry.checksum:
+        for entry, (length, payload_length) in zip(claimed, lengths, strict=False):
+            if _found(self._open_file.fileno(), offset, length, payload_length) != entry:
                 break
             self._kept.append(entry)
             offset += length
@@ -356,31 +356,32 @@ def check_output(output: Place) -> None:
 
 
 def check_space(output: Place, length: int) -> None:
-    """Refuse to begin a package that its disk has no room for, beside an older one of that name.
+    """Refuse to write what its disk has no room for, beside an older package of that name.
 
     Args:
         output: the package.
-        length: bytes it will have.
+        length: bytes that are still to come.
 
     Raises:
-        PackError: there is less room, or no such folder.
+        PackError: there is no such folder; `StoppedError` where there is less room.
     """
     folder = _staging(output).parent
     with _refused(output):
         free = shutil.disk_usage(folder).free
     if free < length:
-        message = f"package takes {length:,} bytes, its disk has room for {free:,}"
-        raise PackError(message, path=str(output if isinstance(output, Path) else folder), hint=HINTS[errno.ENOSPC])
+        message = f"{length:,} bytes are still to be written, the disk has room for {free:,}"
+        raise StoppedError(message, path=str(output if isinstance(output, Path) else folder), hint=HINTS[errno.ENOSPC])
 
 
 @contextlib.contextmanager
 def _refused(output: Place) -> Iterator[None]:
-    """Turn what the operating system refuses into one kind of error."""
+    """Turn what the operating system refuses into one kind of error, for a full disk one that can be gone on from."""
     try:
         yield
     except OSError as error:
         hint = HINTS.get(error.errno or 0)
-        raise PackError(f"package cannot be written: {reason(error)}", path=str(output), hint=hint) from error
+        kind = StoppedError if error.errno in FULL else PackError
+        raise kind(f"package cannot be written: {reason(error)}", path=str(output), hint=hint) from error
 
 
 def _compressed(data: bytes) -> tuple[bytes, Codec]:
@@ -398,9 +399,10 @@ def _staging(output: Place) -> Path:
     return Path(tempfile.gettempdir(), f"{output.name}~{sha256(str(output).encode()).hexdigest()[:16]}")
 
 
-def _checksum(descriptor: int, offset: int, length: int) -> int | None:
-    """crc32c of a stretch of a file; None if it ends early or cannot be read."""
-    buffer, checksum, end = memoryview(bytearray(min(PROVING_BYTES, length))), 0, offset + length
+def _found(descriptor: int, offset: int, length: int, payload_length: int) -> Entry | None:
+    """What is to be known of a record in a file; None if that ends early or cannot be read."""
+    buffer, checksum, digest = memoryview(bytearray(min(PROVING_BYTES, length))), 0, sha256()
+    end, payload_end = offset + length, offset + payload_length
     while offset < end:
         try:
             count = os.preadv(descriptor, [buffer[: end - offset]], offset)
@@ -409,8 +411,9 @@ def _checksum(descriptor: int, offset: int, length: int) -> int | None:
         if count == 0:
             return None
         checksum = crc32c.crc32c(buffer[:count], checksum)
+        digest.update(buffer[: min(count, max(payload_end - offset, 0))])
         offset += count
-    return checksum
+    return Entry(checksum, digest.digest())
 
 
 def _sync_folder(folder: Path) -> None:

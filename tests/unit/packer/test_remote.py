@@ -195,14 +195,19 @@ def test_packages_of_one_name_at_two_urls_are_not_confused(
     monkeypatch.setattr(journal, "STEP_BYTES", 1)
 
     class Stop:
+        left = 3
+
         def begin(self, stage: str, total: int) -> None: ...
 
         def advance(self, amount: int) -> None:
-            raise KeyboardInterrupt
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         build(place(uploaded), place(OUTPUT), progress=Stop())
     kept = names(tmp_path / "temporary")
+    assert len(kept) == 2
     build(place(uploaded), place("memory://elsewhere/tiny.emoe"))
     assert names(tmp_path / "temporary") == kept
 
@@ -219,10 +224,14 @@ def test_a_checkpoint_whose_files_have_no_stamps_is_never_gone_on_with(
     monkeypatch.setattr(journal, "STEP_BYTES", 1)
 
     class Stop:
+        left = 3
+
         def begin(self, stage: str, total: int) -> None: ...
 
         def advance(self, amount: int) -> None:
-            raise KeyboardInterrupt
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
 
     for stamps, left in ((remote.STAMPS, 2), ((), 0)):
         monkeypatch.setattr(remote, "STAMPS", stamps)
