@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -41,8 +40,8 @@ from estream_packer.packing import (
 )
 from estream_packer.plan import Plan, plan_package
 from estream_packer.recipe import BuildOptions, check_options
-from estream_packer.remote import Place
-from estream_packer.writer import PackageWriter, check_output, check_space
+from estream_packer.remote import Location
+from estream_packer.writer import PackageWriter, check_output, check_space, scratch_folder
 from estream_spec.errors import PackError
 from estream_spec.manifest import Provenance, Source
 from estream_spec.records import RecordRange
@@ -74,8 +73,8 @@ class BuildResult(PackResult, frozen=True, kw_only=True):
 
 
 def build(
-    source: Place,
-    output: Place,
+    source: Location,
+    output: Location,
     options: BuildOptions | None = None,
     progress: Progress | None = None,
     executor: Executor | None = None,
@@ -96,7 +95,7 @@ def build(
     build of anything else removes it.
 
     Args:
-        source: checkpoint folder; see `remote.place` for one that is elsewhere.
+        source: checkpoint folder; see `remote.location` for one that is elsewhere.
         output: the package to write. One that is elsewhere is made in the folder for temporary files, then uploaded.
         options: how to pack; None takes the defaults.
         progress: told how far the build is.
@@ -245,19 +244,19 @@ def _binding(
     return digest.digest()
 
 
-def _check_not_input(output: Place, checkpoint: Checkpoint) -> None:
+def _check_not_input(output: Location, checkpoint: Checkpoint) -> None:
     """Refuse to replace a file of the checkpoint, under whatever name."""
     if any(_are_same(path, output) for path in checkpoint.paths()):
         raise PackError("output is a file of the checkpoint", path=str(output), hint="give another name")
 
 
-def _are_same(path: Place, output: Place) -> bool:
+def _are_same(path: Location, output: Location) -> bool:
     if isinstance(path, Path) and isinstance(output, Path):
         return output.exists() and path.samefile(output)
     return path == output
 
 
-def _calibration_text(options: BuildOptions, output: Place) -> CalibrationText | None:
+def _calibration_text(options: BuildOptions, output: Location) -> CalibrationText | None:
     """What to calibrate on."""
     table = options.calibration
     if table is None:
@@ -273,8 +272,8 @@ def _calibration_text(options: BuildOptions, output: Place) -> CalibrationText |
 
 
 def _calibrated(
-    source: Place,
-    output: Place,
+    source: Location,
+    output: Location,
     options: BuildOptions,
     text: CalibrationText,
     progress: Progress,
@@ -284,9 +283,8 @@ def _calibrated(
     assert options.calibration is not None
     # 8 bits are near enough, and take a quarter of the room of f32. They stand where the package will find room.
     nearly = BuildOptions(experts="w8", dense="w8", activations="f32", jobs=options.jobs)
-    beside = output.parent if isinstance(output, Path) else None
-    with TemporaryDirectory(prefix=f".{output.name}-", dir=beside) as folder:
-        path = Path(folder) / "calibration.emoe"
+    with scratch_folder(output) as folder:
+        path = folder / "calibration.emoe"
         try:
             build(source, path, nearly, progress, executor)
         except BaseException as error:

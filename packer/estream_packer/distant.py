@@ -16,7 +16,7 @@ from estream_packer.assemble import assemble
 from estream_packer.checkpoint import Checkpoint, open_checkpoint
 from estream_packer.families import TensorSource
 from estream_packer.journal import StoppedError
-from estream_packer.remote import Place
+from estream_packer.remote import Location
 from estream_packer.writer import PackedRecord
 from estream_spec import __version__
 from estream_spec.errors import PackError
@@ -40,7 +40,7 @@ class Origin:
         versions: of the program that asks.
     """
 
-    folder: Place
+    folder: Location
     fingerprint: bytes
     versions: str
 

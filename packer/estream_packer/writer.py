@@ -26,8 +26,15 @@ import crc32c
 import zstandard
 
 from estream_packer.journal import Entry, Journal, StoppedError
-from estream_packer.partial import create_partial, journal_of, remove_partial, take_leaving
-from estream_packer.remote import Place, RemotePath
+from estream_packer.partial import (
+    create_partial,
+    create_scratch,
+    journal_of,
+    remove_partial,
+    remove_scratch,
+    take_leaving,
+)
+from estream_packer.remote import Location, RemotePath
 from estream_spec import limits
 from estream_spec.constants import (
     DATA_START,
@@ -98,7 +105,7 @@ class PackageWriter:
         page_shift: records begin at multiples of `1 << page_shift` bytes.
     """
 
-    def __init__(self, output: Place, page_shift: int, binding: bytes | None = None):
+    def __init__(self, output: Location, page_shift: int, binding: bytes | None = None):
         """Nothing is written before the context is entered.
 
         Args:
@@ -119,11 +126,11 @@ class PackageWriter:
 
     def __enter__(self) -> Self:
         check_output(self.output)
-        staging = _staging(self.output)
-        leaving = take_leaving(staging, self._binding)
+        staged = _staging(self.output)
+        leaving = take_leaving(staged, self._binding)
         with _refused(self.output):
             if leaving is None:
-                self._partial, self._file = create_partial(staging)
+                self._partial, self._file = create_partial(staged)
             else:
                 self._partial, self._file = leaving.path, leaving.file
                 self._kept.extend(leaving.entries)
@@ -334,7 +341,7 @@ class PackageWriter:
         return begin
 
 
-def check_output(output: Place) -> None:
+def check_output(output: Location) -> None:
     """Refuse a name that no package can take.
 
     Raises:
@@ -355,7 +362,7 @@ def check_output(output: Place) -> None:
         raise PackError("output exists and is not a plain file", path=str(output), hint="write to another place")
 
 
-def check_space(output: Place, length: int) -> None:
+def check_space(output: Location, length: int) -> None:
     """Refuse to write what its disk has no room for, beside an older package of that name.
 
     Args:
@@ -374,7 +381,22 @@ def check_space(output: Place, length: int) -> None:
 
 
 @contextlib.contextmanager
-def _refused(output: Place) -> Iterator[None]:
+def scratch_folder(output: Location) -> Iterator[Path]:
+    """A folder where the package will find room, removed in the end, or by a later writer where this one is killed.
+
+    Raises:
+        PackError: it cannot be made.
+    """
+    with _refused(output):
+        path, descriptor = create_scratch(_staging(output))
+    try:
+        yield path
+    finally:
+        remove_scratch(path, descriptor)
+
+
+@contextlib.contextmanager
+def _refused(output: Location) -> Iterator[None]:
     """Turn what the operating system refuses into one kind of error, for a full disk one that can be gone on from."""
     try:
         yield
@@ -392,7 +414,7 @@ def _compressed(data: bytes) -> tuple[bytes, Codec]:
     return data, Codec.NONE
 
 
-def _staging(output: Place) -> Path:
+def _staging(output: Location) -> Path:
     """The file of this machine beside which partial files are made: a remote package is written here, then uploaded."""
     if isinstance(output, Path):
         return output

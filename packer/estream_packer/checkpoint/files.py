@@ -13,7 +13,7 @@ from threading import local
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from estream_packer.journal import StoppedError
-from estream_packer.remote import Place, RemotePath
+from estream_packer.remote import Location, RemotePath
 from estream_spec.errors import PackError, reason
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class InputFile:
         PackError: it cannot be opened, or is not a regular file.
     """
 
-    def __init__(self, path: Place):
+    def __init__(self, path: Location):
         self.path = path
         self._reader: _Reader = _LocalReader(path) if isinstance(path, Path) else _RemoteReader(path)
         self.length, self.version = self._reader.length, self._reader.version
