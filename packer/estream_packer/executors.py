@@ -76,6 +76,19 @@ class Workers:
         """Bytes that a task in flight takes in this process."""
         return task.length + (task.working_bytes if self.shared else 0)
 
+    def submit(self, task: Task) -> Future[PackedRecord]:
+        """Have a record made.
+
+        Raises:
+            StoppedError: nobody takes tasks any more.
+        """
+        if self.shared:
+            return self.executor.submit(task.make)
+        try:
+            return self.executor.submit(task.make)
+        except Exception as error:
+            raise _failed(error) from error
+
     def result(self, task: Task, future: Future[PackedRecord]) -> PackedRecord:
         """The record that was made.
 
@@ -89,9 +102,7 @@ class Workers:
         except EmoeError:
             raise
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            hint = "look at the worker's log; each needs the same estream-pack, and enough memory"
-            raise StoppedError(f"a worker failed: {said}", hint=hint) from error
+            raise _failed(error) from error
         if not isinstance(record, PackedRecord):
             raise StoppedError(f"a worker made {type(record).__name__}, expected a record")
         sealed = PackedRecord.seal(record.data, task.payload_length)
@@ -99,6 +110,12 @@ class Workers:
         if len(record.data) != task.length or found != expected:
             raise StoppedError("a record that a worker made arrived damaged")
         return record
+
+
+def _failed(error: Exception) -> StoppedError:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    hint = "look at the worker's log; each needs the same estream-pack, and enough memory"
+    return StoppedError(f"a worker failed: {said}", hint=hint)
 
 
 def job_count(jobs: int | None) -> int:

@@ -185,6 +185,13 @@ def test_a_process_that_ends_is_told(tmp_path: Path, olmoe_checkpoint: Checkpoin
         )
 
 
+def test_an_executor_that_takes_no_more_tasks_is_told(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    message = "a worker failed: RuntimeError: cannot schedule new futures after shutdown"
+    refused(olmoe_checkpoint("base"), tmp_path / "out", executor, message, StoppedError)
+
+
 def test_a_tensor_that_a_worker_refuses_is_told_with_all_others(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory
 ) -> None:
