@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -29,7 +28,7 @@ from estream_packer.calibration import (
 from estream_packer.checkpoint import TOKENIZER, TOKENIZER_MODEL, Checkpoint, open_checkpoint
 from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import NotFiniteError
-from estream_packer.distant import VERSIONS, Origin, make_record
+from estream_packer.distant import VERSIONS, Origin, let_go, make_record
 from estream_packer.executors import Task, open_workers, worker_threads
 from estream_packer.families import TensorSource, WeightSources, family_of
 from estream_packer.families.sources import BLOCK_WEIGHTS
@@ -42,8 +41,8 @@ from estream_packer.packing import (
 )
 from estream_packer.plan import Plan, plan_package
 from estream_packer.recipe import BuildOptions, check_options
-from estream_packer.remote import Place
-from estream_packer.writer import PackageWriter, check_output, check_space
+from estream_packer.remote import Location
+from estream_packer.writer import PackageWriter, check_output, check_space, scratch_folder
 from estream_spec.errors import PackError
 from estream_spec.manifest import Provenance, Source
 from estream_spec.records import RecordRange
@@ -75,8 +74,8 @@ class BuildResult(PackResult, frozen=True, kw_only=True):
 
 
 def build(
-    source: Place,
-    output: Place,
+    source: Location,
+    output: Location,
     options: BuildOptions | None = None,
     progress: Progress | None = None,
     executor: Executor | None = None,
@@ -92,12 +91,12 @@ def build(
     Calibration first packs the checkpoint with 8 bits a weight into a temporary folder beside the output, and lets that
     read the text.
 
-    A large build that is interrupted, killed, or loses its workers leaves what it made beside the output, in a file
-    that ends in `.partial`. The same build goes on from there, after it has calibrated anew; a build of anything else
-    removes it.
+    A large build that is interrupted, killed, or loses its workers or the room on its disk leaves what it made beside
+    the output, in a file that ends in `.partial`. The same build goes on from there, after it has calibrated anew; a
+    build of anything else removes it.
 
     Args:
-        source: checkpoint folder; see `remote.place` for one that is elsewhere.
+        source: checkpoint folder; see `remote.location` for one that is elsewhere.
         output: the package to write. One that is elsewhere is made in the folder for temporary files, then uploaded.
         options: how to pack; None takes the defaults.
         progress: told how far the build is.
@@ -106,7 +105,7 @@ def build(
 
     Raises:
         PackError: the checkpoint, the options or the output is refused, or a graph that was compiled.
-        StoppedError: workers failed, or what is not on this machine can no longer be reached.
+        StoppedError: workers failed, the disk is full, or what is not on this machine can no longer be reached.
         LinkError: there are targets, and their compiler or simulator does not run here, or there is a text to calibrate
             on and no tokenizer.
         TrapError: calibration met a value that is not finite, or a text of fewer than two tokens.
@@ -122,7 +121,9 @@ def build(
         worker_threads(1) as background,
         open_workers(options.jobs, executor) as workers,
         open_checkpoint(source) as checkpoint,
+        contextlib.ExitStack() as ends,
     ):
+        ends.callback(let_go, Origin.of(checkpoint))  # where an executor's workers are threads of this process
         _check_not_input(output, checkpoint)
         family = family_of(checkpoint.config)
         weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
@@ -135,15 +136,16 @@ def build(
         source_bytes = sum(each.length for each in weights.sources())
         progress.begin("packing", source_bytes)
         tasks = _tasks(checkpoint, weights, plan, calibration, shared=workers.shared)
-        lengths = [each.record_length for each in (*plan.dense, *plan.experts) for _ in range(each.count)]
+        ranges = (*plan.dense, *plan.experts)
+        lengths = [(each.record_length, plan.layout(each).payload_length) for each in ranges for _ in range(each.count)]
         binding = _binding(checkpoint, weights, options, plan, calibration)
         with (
             _told_together(checkpoint, weights),
             PackageWriter(output, options.page_shift, binding) as writer,
             contextlib.closing(made(tasks, workers, progress)) as records,
         ):
-            if not writer.keep(lengths, lambda: progress.advance(next(tasks).amount)):
-                check_space(output, plan.record_bytes)
+            kept = writer.keep(lengths, lambda: progress.advance(next(tasks).amount))
+            check_space(output, sum(length for length, _ in lengths[kept:]))
             packed = write_package(
                 writer,
                 plan,
@@ -226,10 +228,16 @@ def _utf8(text: str, what: str) -> bytes:
 
 def _binding(
     checkpoint: Checkpoint, weights: WeightSources, options: BuildOptions, plan: Plan, calibration: Calibration | None
-) -> bytes:
-    """Digest of all that decides the bytes of records: only what has the same is ever gone on from."""
+) -> bytes | None:
+    """Digest of all that decides the bytes of records: only what has the same is ever gone on from.
+
+    None where the checkpoint cannot be told from another one: then nothing is.
+    """
+    identity = checkpoint.identity()
+    if identity is None:
+        return None
     chosen = msgspec.msgpack.encode((msgspec.structs.replace(options, jobs=None, calibration=None), plan.layouts))
-    digest = sha256(b"\0".join((VERSIONS.encode(), checkpoint.fingerprint(), chosen)))
+    digest = sha256(b"\0".join((VERSIONS.encode(), identity, chosen)))
     for record_range, sources, importance in _makings(weights, plan, calibration):
         digest.update(repr((record_range, sorted(sources.items()), sorted(importance))).encode())
         for _, known in sorted(importance.items()):
@@ -237,19 +245,19 @@ def _binding(
     return digest.digest()
 
 
-def _check_not_input(output: Place, checkpoint: Checkpoint) -> None:
+def _check_not_input(output: Location, checkpoint: Checkpoint) -> None:
     """Refuse to replace a file of the checkpoint, under whatever name."""
     if any(_are_same(path, output) for path in checkpoint.paths()):
         raise PackError("output is a file of the checkpoint", path=str(output), hint="give another name")
 
 
-def _are_same(path: Place, output: Place) -> bool:
+def _are_same(path: Location, output: Location) -> bool:
     if isinstance(path, Path) and isinstance(output, Path):
         return output.exists() and path.samefile(output)
     return path == output
 
 
-def _calibration_text(options: BuildOptions, output: Place) -> CalibrationText | None:
+def _calibration_text(options: BuildOptions, output: Location) -> CalibrationText | None:
     """What to calibrate on."""
     table = options.calibration
     if table is None:
@@ -265,8 +273,8 @@ def _calibration_text(options: BuildOptions, output: Place) -> CalibrationText |
 
 
 def _calibrated(
-    source: Place,
-    output: Place,
+    source: Location,
+    output: Location,
     options: BuildOptions,
     text: CalibrationText,
     progress: Progress,
@@ -276,9 +284,8 @@ def _calibrated(
     assert options.calibration is not None
     # 8 bits are near enough, and take a quarter of the room of f32. They stand where the package will find room.
     nearly = BuildOptions(experts="w8", dense="w8", activations="f32", jobs=options.jobs)
-    beside = output.parent if isinstance(output, Path) else None
-    with TemporaryDirectory(prefix=f".{output.name}-", dir=beside) as folder:
-        path = Path(folder) / "calibration.emoe"
+    with scratch_folder(output) as folder:
+        path = folder / "calibration.emoe"
         try:
             build(source, path, nearly, progress, executor)
         except BaseException as error:
@@ -332,6 +339,7 @@ def _tasks(
         yield Task(
             make=partial(make, plan.layout(record_range), length, dict(sources), importance),
             length=length,
+            payload_length=plan.layout(record_range).payload_length,
             working_bytes=WORKING_BYTES + max(source.held_bytes for source in sources.values()),
             amount=sum(source.length for source in sources.values()),
         )

@@ -28,7 +28,7 @@ from estream_spec.manifest import Source
 from estream_spec.model import ModelDescription
 
 Floats = npt.NDArray[np.float32]
-Place = tuple[int | None, int | None]
+Site = tuple[int | None, int | None]
 """Layer, None for what follows the last; expert, None outside of experts."""
 
 SOURCE: Final = "calibration"
@@ -89,7 +89,7 @@ class Moments:
     """Collects sums of squares while a model runs."""
 
     def __init__(self) -> None:
-        self._found: dict[Place, dict[str, Moment]] = defaultdict(dict)
+        self._found: dict[Site, dict[str, Moment]] = defaultdict(dict)
 
     def observe(self, layer: int | None, expert: int | None, rows: Mapping[str, Floats]) -> None:
         """Add rows, f32 `[T, K]`, by the matrix that they met.
@@ -110,7 +110,7 @@ class Moments:
             found[matrix] = moment
 
     def of(self, layer: int | None, expert: int | None = None) -> Mapping[str, Moment]:
-        """What was found at a place, by matrix; nothing where nothing passed."""
+        """What was found at a site, by matrix; nothing where nothing passed."""
         return self._found.get((layer, expert), {})
 
 
@@ -209,7 +209,7 @@ def calibrate(package: Package, text: CalibrationText, tokens: int, progress: Pr
 
 
 def _spelled(layer: int | None, expert: int | None) -> str:
-    """A place, for people."""
+    """A site, for people."""
     if layer is None:
         return "head"
     return f"layer {layer}" if expert is None else f"layer {layer}, expert {expert}"

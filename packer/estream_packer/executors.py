@@ -13,8 +13,6 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-import crc32c
-
 from estream_packer.children import begin, child_processes
 from estream_packer.journal import StoppedError
 from estream_packer.remote import SEPARATOR
@@ -43,12 +41,14 @@ class Task:
     Attributes:
         make: makes it.
         length: bytes of the record.
+        payload_length: bytes of it without the padding.
         working_bytes: what making it takes besides.
         amount: how far it brings the progress.
     """
 
     make: Callable[[], PackedRecord]
     length: int
+    payload_length: int
     working_bytes: int
     amount: int
 
@@ -76,6 +76,19 @@ class Workers:
         """Bytes that a task in flight takes in this process."""
         return task.length + (task.working_bytes if self.shared else 0)
 
+    def submit(self, task: Task) -> Future[PackedRecord]:
+        """Have a record made.
+
+        Raises:
+            StoppedError: nobody takes tasks any more.
+        """
+        if self.shared:
+            return self.executor.submit(task.make)
+        try:
+            return self.executor.submit(task.make)
+        except Exception as error:
+            raise _failed(error) from error
+
     def result(self, task: Task, future: Future[PackedRecord]) -> PackedRecord:
         """The record that was made.
 
@@ -89,12 +102,20 @@ class Workers:
         except EmoeError:
             raise
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            hint = "look at the worker's log; each needs the same estream-pack, and enough memory"
-            raise StoppedError(f"a worker failed: {said}", hint=hint) from error
-        if len(record.data) != task.length or crc32c.crc32c(record.data) != record.checksum:
+            raise _failed(error) from error
+        if not isinstance(record, PackedRecord):
+            raise StoppedError(f"a worker made {type(record).__name__}, expected a record")
+        sealed = PackedRecord.seal(record.data, task.payload_length)
+        found, expected = ((each.checksum, each.digest) for each in (record, sealed))
+        if len(record.data) != task.length or found != expected:
             raise StoppedError("a record that a worker made arrived damaged")
         return record
+
+
+def _failed(error: Exception) -> StoppedError:
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    hint = "look at the worker's log; each needs the same estream-pack, and enough memory"
+    return StoppedError(f"a worker failed: {said}", hint=hint)
 
 
 def job_count(jobs: int | None) -> int:

@@ -32,7 +32,7 @@ MAX_ENTRIES: Final = limits.MAX_RECORDS + limits.MAX_LAYERS + 2
 
 
 class StoppedError(PackError):
-    """A build ended by something outside it, such as a worker or a network that is gone: it can go on from there."""
+    """A build ended by something outside it, such as a worker that is gone or a full disk: it can go on from there."""
 
 
 class Entry(NamedTuple):

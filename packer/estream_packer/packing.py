@@ -99,7 +99,7 @@ def made(tasks: Iterable[Task], workers: Workers, progress: Progress) -> Generat
                 len(waiting) > workers.depth or in_flight + workers.cost(task) > executors.IN_FLIGHT_BYTES
             ):
                 yield oldest()
-            waiting.append((task, workers.executor.submit(task.make)))
+            waiting.append((task, workers.submit(task)))
             in_flight += workers.cost(task)
         while waiting:
             yield oldest()

@@ -3,6 +3,8 @@
 A lock that dies with its writer tells what a dead writer left behind from the file of a writer at work. The next writer
 of the same package goes on from such a leaving where its journal says that it may, and removes all others. A journal
 is made after its partial file and removed before it, so no journal is ever without one.
+
+Folders for what a package is made with, such as a package to calibrate on, are named, locked and swept alike.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,7 +26,8 @@ from estream_packer.journal import Entry, read_journal
 
 PARTIAL_SUFFIX: Final = ".partial"
 JOURNAL_SUFFIX: Final = ".journal"
-MAX_PARTIAL_STEM: Final = 255 - len("..01234567") - len(PARTIAL_SUFFIX)
+SCRATCH_SUFFIX: Final = ".scratch"
+MAX_PARTIAL_STEM: Final = 255 - len("..01234567") - max(len(PARTIAL_SUFFIX), len(SCRATCH_SUFFIX))
 """Bytes of the output's name that fit into that of a partial file, where a name may have 255."""
 
 
@@ -58,9 +62,8 @@ def create_partial(output: Path) -> tuple[Path, BinaryIO]:
     Raises:
         OSError: it cannot be made.
     """
-    stem = _partial_stem(output)
     while True:
-        path = output.parent / f".{stem}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
+        path = _new_name(output, PARTIAL_SUFFIX)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         file = os.fdopen(descriptor, "wb")
         with contextlib.suppress(OSError):  # some network file systems know no locks; then nothing is ever swept there
@@ -78,6 +81,47 @@ def remove_partial(path: Path) -> None:
             each.unlink()
 
 
+def create_scratch(output: Path) -> tuple[Path, int]:
+    """Make a locked folder beside the output, after removing those of dead writers.
+
+    Returns:
+        The folder, and a descriptor that holds its lock.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    sweep_scratch(output)
+    while True:
+        path = _new_name(output, SCRATCH_SUFFIX)
+        path.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # another writer may have swept it before it was locked
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.is_dir():
+                return path, descriptor
+            os.close(descriptor)
+
+
+def remove_scratch(path: Path, descriptor: int) -> None:
+    """Remove a folder as far as that is possible, then give its lock back."""
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(descriptor)
+
+
+def sweep_scratch(output: Path) -> None:
+    """Remove the folders that dead writers of this output left."""
+    for path in _named(output, SCRATCH_SUFFIX):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
 def take_leaving(output: Path, binding: bytes | None) -> Leaving | None:
     """Remove what dead writers of this output left, but for the leaving that this writer can go on from.
 
@@ -88,8 +132,9 @@ def take_leaving(output: Path, binding: bytes | None) -> Leaving | None:
     Returns:
         The leaving of the same binding that holds most records.
     """
+    sweep_scratch(output)
     best: Leaving | None = None
-    for path in _leavings(output):
+    for path in _named(output, PARTIAL_SUFFIX):
         with contextlib.suppress(OSError):
             found = _lock(path, binding)
             if best is None or len(found.entries) > len(best.entries):
@@ -102,9 +147,14 @@ def take_leaving(output: Path, binding: bytes | None) -> Leaving | None:
     return best
 
 
-def _leavings(output: Path) -> Iterator[Path]:
-    """What could be partial files of the output, by name."""
-    name = re.compile(rf"\.{re.escape(_partial_stem(output))}\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}")
+def _new_name(output: Path, suffix: str) -> Path:
+    """A name of its own beside the output."""
+    return output.parent / f".{_partial_stem(output)}.{secrets.token_hex(4)}{suffix}"
+
+
+def _named(output: Path, suffix: str) -> Iterator[Path]:
+    """What could be partial files or scratch folders of the output, by name."""
+    name = re.compile(rf"\.{re.escape(_partial_stem(output))}\.[0-9a-f]{{8}}{re.escape(suffix)}")
     with contextlib.suppress(OSError):
         for path in sorted(output.parent.iterdir()):
             if name.fullmatch(path.name):

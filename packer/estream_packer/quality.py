@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -16,8 +16,10 @@ from estream_packer.build import build
 from estream_packer.checkpoint import TENSORS, open_checkpoint
 from estream_packer.families import family_of
 from estream_packer.recipe import BuildOptions
+from estream_packer.remote import Location
 from estream_packer.running import WINDOW, Comparison, measure_quality
 from estream_packer.summary import summarise
+from estream_packer.writer import scratch_folder
 from estream_spec.errors import PackError
 from estream_spec.manifest import Source
 
@@ -69,11 +71,11 @@ class Quality(Struct, frozen=True, kw_only=True):
     packages: tuple[PackageQuality, ...]
 
 
-def measure(reference: Path, paths: Sequence[Path], text: tuple[str, str], tokens: int) -> Quality:
+def measure(reference: Location, paths: Sequence[Path], text: tuple[str, str], tokens: int) -> Quality:
     """Prove every byte of some packages, and run them and their reference over a text.
 
     Args:
-        reference: the checkpoint's folder, or a package of it whose weights are all f32.
+        reference: the checkpoint's folder, here or elsewhere, or a package of it whose weights are all f32.
         paths: the packages.
         text: what it is called, and what it says.
         tokens: how much of it is used, at most.
@@ -100,13 +102,13 @@ def measure(reference: Path, paths: Sequence[Path], text: tuple[str, str], token
 
 
 @contextmanager
-def opened_reference(reference: Path, packages: Sequence[Package]) -> Iterator[Package]:
+def opened_reference(reference: Location, packages: Sequence[Package]) -> Iterator[Package]:
     """What packages are held against, open. Of a checkpoint's folder an f32 package is made, in a temporary folder.
 
     Raises:
         PackError: see `measure`.
     """
-    if not reference.is_dir():
+    if isinstance(reference, Path) and not reference.is_dir():
         with open_package(reference) as package:
             _check_unquantised(package, reference)
             for each in packages:
@@ -116,15 +118,15 @@ def opened_reference(reference: Path, packages: Sequence[Package]) -> Iterator[P
             yield package
         return
     check_source(reference, packages)
-    with TemporaryDirectory(prefix="estream-verify-") as folder:
-        path = Path(folder) / "unquantised.emoe"
+    with scratch_folder(Path(gettempdir(), "estream-verify")) as folder:
+        path = folder / "unquantised.emoe"
         with open_progress() as progress:
             build(reference, path, UNQUANTISED, progress)
         with open_package(path) as package:
             yield package
 
 
-def check_source(folder: Path, packages: Iterable[Package]) -> None:
+def check_source(folder: Location, packages: Iterable[Package]) -> None:
     """Refuse a checkpoint that a package was not made from: another model, or other weights.
 
     Raises:
@@ -156,7 +158,7 @@ def _check_unquantised(package: Package, path: Path) -> None:
     encodings = {matrix.encoding for layout in package.manifest.layouts for matrix in layout.matrices}
     if quantised := sorted(encodings - {"f32"}):
         message = f"reference has weights stored as {', '.join(quantised)}, expected f32 alone"
-        hint = "give the checkpoint's folder, or a package built with --experts f32 --dense f32"
+        hint = "give the checkpoint's folder, here or elsewhere, or a package built with --experts f32 --dense f32"
         raise PackError(message, path=str(path), hint=hint)
 
 

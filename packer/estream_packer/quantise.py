@@ -167,7 +167,8 @@ def _least_clip(weight: Floats, largest: Floats, importance: Floats) -> Floats:
     least: Floats = np.full(relative.shape[1], np.inf, np.float32)
     for clip in _CLIPS_W8:
         scale = np.full((1, 1), clip / _LARGEST_W8, np.float32)
-        error = importance @ np.square(_cut_off(relative, scale) * scale - relative)
+        squares = np.square(_cut_off(relative, scale) * scale - relative)
+        error = np.einsum("k,kn->n", importance, squares)  # a product of BLAS rounds as its kernel does
         best = np.where(error < least, np.float32(clip), best)
         least = np.minimum(error, least)
     return best

@@ -43,7 +43,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from estream_packer.checkpoint.files import InputFile
-from estream_packer.remote import Place, place
+from estream_packer.remote import Location, location
 from estream_spec import limits
 from estream_spec.constants import DEFAULT_PAGE_SHIFT
 from estream_spec.errors import PackError
@@ -198,7 +198,7 @@ def check_options(options: BuildOptions) -> None:
             raise PackError(f"option {field.name} is {value!r}: {_plain(error)}") from None
 
 
-def read_recipe(path: Path) -> tuple[Place, BuildOptions]:
+def read_recipe(path: Path) -> tuple[Location, BuildOptions]:
     """Read a recipe file.
 
     Returns:
@@ -221,7 +221,7 @@ def read_recipe(path: Path) -> tuple[Place, BuildOptions]:
         recipe = msgspec.convert(document, Recipe)
     except msgspec.ValidationError as error:
         raise PackError(f"recipe is not valid: {_plain(error)}", path=str(path)) from None
-    checkpoint = place(recipe.source.checkpoint)
+    checkpoint = location(recipe.source.checkpoint)
     options = recipe.options(path.parent)
     return path.parent / checkpoint if isinstance(checkpoint, Path) else checkpoint, options
 

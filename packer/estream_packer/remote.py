@@ -87,6 +87,12 @@ class RemotePath:
         """What the name ends in, from its last dot on."""
         return Path(self.name).suffix
 
+    @property
+    def local(self) -> Path | None:
+        """The path on this machine, where the URL is of one."""
+        protocols = self._fs.protocol
+        return Path(self._path) if "file" in ([protocols] if isinstance(protocols, str) else protocols) else None
+
     def names(self) -> list[str]:
         """Names in a folder, sorted.
 
@@ -175,12 +181,12 @@ class RemotePath:
             raise StoppedError(f"{what}: {_said(error)}", path=self.url) from error
 
 
-Place = Path | RemotePath
+Location = Path | RemotePath
 """A file or folder, here or elsewhere."""
 
 
-def place(text: str) -> Place:
-    """A path from text, or from a URL.
+def location(text: str) -> Location:
+    """A path from text, or from a URL, which may be of this machine.
 
     Raises:
         PackError: no library here knows such URLs.
@@ -188,8 +194,7 @@ def place(text: str) -> Place:
     if SEPARATOR not in text:
         return Path(text)
     remote = RemotePath(text)
-    protocols = remote._fs.protocol
-    return Path(remote._path) if "file" in ([protocols] if isinstance(protocols, str) else protocols) else remote
+    return remote.local or remote
 
 
 def _said(error: Exception) -> str:

@@ -99,5 +99,6 @@ def _tasks(records: RandomRecords, plan: Plan) -> Iterator[Task]:
     each = [record_range for record_range in (*plan.dense, *plan.experts) for _ in range(record_range.count)]
     for number, record_range in enumerate(each):
         length = record_range.record_length
-        make = partial(records.make, number, plan.layout(record_range), length)
-        yield Task(make, length, working_bytes=0, amount=length)
+        layout = plan.layout(record_range)
+        make = partial(records.make, number, layout, length)
+        yield Task(make, length, layout.payload_length, working_bytes=0, amount=length)

@@ -26,8 +26,15 @@ import crc32c
 import zstandard
 
 from estream_packer.journal import Entry, Journal, StoppedError
-from estream_packer.partial import create_partial, journal_of, remove_partial, take_leaving
-from estream_packer.remote import Place, RemotePath
+from estream_packer.partial import (
+    create_partial,
+    create_scratch,
+    journal_of,
+    remove_partial,
+    remove_scratch,
+    take_leaving,
+)
+from estream_packer.remote import Location, RemotePath
 from estream_spec import limits
 from estream_spec.constants import (
     DATA_START,
@@ -49,9 +56,9 @@ ZSTD_LEVEL: Final = 19
 """Graphs and a tokenizer are small; they are compressed once and read often."""
 PROVING_BYTES: Final = 1 << 20
 """Bytes read at a time where records are proven."""
+FULL: Final = errno.ENOSPC, errno.EDQUOT
 HINTS: Final = {
-    errno.ENOSPC: "free some space there, or write to another place",
-    errno.EDQUOT: "free some space there, or write to another place",
+    **dict.fromkeys(FULL, "free some space there, or write to another place"),
     errno.EFBIG: "the file system or a limit of this process allows no file of this size",
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ENOENT: "make the folder first",
@@ -98,7 +105,7 @@ class PackageWriter:
         page_shift: records begin at multiples of `1 << page_shift` bytes.
     """
 
-    def __init__(self, output: Place, page_shift: int, binding: bytes | None = None):
+    def __init__(self, output: Location, page_shift: int, binding: bytes | None = None):
         """Nothing is written before the context is entered.
 
         Args:
@@ -119,11 +126,11 @@ class PackageWriter:
 
     def __enter__(self) -> Self:
         check_output(self.output)
-        staging = _staging(self.output)
-        leaving = take_leaving(staging, self._binding)
+        staged = _staging(self.output)
+        leaving = take_leaving(staged, self._binding)
         with _refused(self.output):
             if leaving is None:
-                self._partial, self._file = create_partial(staging)
+                self._partial, self._file = create_partial(staged)
             else:
                 self._partial, self._file = leaving.path, leaving.file
                 self._kept.extend(leaving.entries)
@@ -151,14 +158,14 @@ class PackageWriter:
             with contextlib.suppress(OSError):  # a full disk would be reported a second time, by the last flush
                 self._file.close()
 
-    def keep(self, lengths: Iterable[int], tell: Callable[[], object]) -> int:
+    def keep(self, lengths: Iterable[tuple[int, int]], tell: Callable[[], object]) -> int:
         """Prove the records that a writer which was stopped has left, and keep them up to the first that fails.
 
         Call it once, before anything is added. The records count as the first that are added; the records given to
         `add_records` are those that follow.
 
         Args:
-            lengths: bytes of all records of the package, in order.
+            lengths: bytes of all records of the package, in order, with padding and without.
             tell: called for each record that is kept.
 
         Returns:
@@ -171,8 +178,8 @@ class PackageWriter:
             return 0
         claimed, offset = list(self._kept), round_up(DATA_START, 1 << self.page_shift)
         self._kept.clear()
-        for entry, length in zip(claimed, lengths, strict=False):
-            if _checksum(self._open_file.fileno(), offset, length) != entry.checksum:
+        for entry, (length, payload_length) in zip(claimed, lengths, strict=False):
+            if _found(self._open_file.fileno(), offset, length, payload_length) != entry:
                 break
             self._kept.append(entry)
             offset += length
@@ -334,7 +341,7 @@ class PackageWriter:
         return begin
 
 
-def check_output(output: Place) -> None:
+def check_output(output: Location) -> None:
     """Refuse a name that no package can take.
 
     Raises:
@@ -355,32 +362,48 @@ def check_output(output: Place) -> None:
         raise PackError("output exists and is not a plain file", path=str(output), hint="write to another place")
 
 
-def check_space(output: Place, length: int) -> None:
-    """Refuse to begin a package that its disk has no room for, beside an older one of that name.
+def check_space(output: Location, length: int) -> None:
+    """Refuse to write what its disk has no room for, beside an older package of that name.
 
     Args:
         output: the package.
-        length: bytes it will have.
+        length: bytes that are still to come.
 
     Raises:
-        PackError: there is less room, or no such folder.
+        PackError: there is no such folder; `StoppedError` where there is less room.
     """
     folder = _staging(output).parent
     with _refused(output):
         free = shutil.disk_usage(folder).free
     if free < length:
-        message = f"package takes {length:,} bytes, its disk has room for {free:,}"
-        raise PackError(message, path=str(output if isinstance(output, Path) else folder), hint=HINTS[errno.ENOSPC])
+        message = f"{length:,} bytes are still to be written, the disk has room for {free:,}"
+        raise StoppedError(message, path=str(output if isinstance(output, Path) else folder), hint=HINTS[errno.ENOSPC])
 
 
 @contextlib.contextmanager
-def _refused(output: Place) -> Iterator[None]:
-    """Turn what the operating system refuses into one kind of error."""
+def scratch_folder(output: Location) -> Iterator[Path]:
+    """A folder where the package will find room, removed in the end, or by a later writer where this one is killed.
+
+    Raises:
+        PackError: it cannot be made.
+    """
+    with _refused(output):
+        path, descriptor = create_scratch(_staging(output))
+    try:
+        yield path
+    finally:
+        remove_scratch(path, descriptor)
+
+
+@contextlib.contextmanager
+def _refused(output: Location) -> Iterator[None]:
+    """Turn what the operating system refuses into one kind of error, for a full disk one that can be gone on from."""
     try:
         yield
     except OSError as error:
         hint = HINTS.get(error.errno or 0)
-        raise PackError(f"package cannot be written: {reason(error)}", path=str(output), hint=hint) from error
+        kind = StoppedError if error.errno in FULL else PackError
+        raise kind(f"package cannot be written: {reason(error)}", path=str(output), hint=hint) from error
 
 
 def _compressed(data: bytes) -> tuple[bytes, Codec]:
@@ -391,16 +414,17 @@ def _compressed(data: bytes) -> tuple[bytes, Codec]:
     return data, Codec.NONE
 
 
-def _staging(output: Place) -> Path:
+def _staging(output: Location) -> Path:
     """The file of this machine beside which partial files are made: a remote package is written here, then uploaded."""
     if isinstance(output, Path):
         return output
     return Path(tempfile.gettempdir(), f"{output.name}~{sha256(str(output).encode()).hexdigest()[:16]}")
 
 
-def _checksum(descriptor: int, offset: int, length: int) -> int | None:
-    """crc32c of a stretch of a file; None if it ends early or cannot be read."""
-    buffer, checksum, end = memoryview(bytearray(min(PROVING_BYTES, length))), 0, offset + length
+def _found(descriptor: int, offset: int, length: int, payload_length: int) -> Entry | None:
+    """What is to be known of a record in a file; None if that ends early or cannot be read."""
+    buffer, checksum, digest = memoryview(bytearray(min(PROVING_BYTES, length))), 0, sha256()
+    end, payload_end = offset + length, offset + payload_length
     while offset < end:
         try:
             count = os.preadv(descriptor, [buffer[: end - offset]], offset)
@@ -409,8 +433,9 @@ def _checksum(descriptor: int, offset: int, length: int) -> int | None:
         if count == 0:
             return None
         checksum = crc32c.crc32c(buffer[:count], checksum)
+        digest.update(buffer[: min(count, max(payload_end - offset, 0))])
         offset += count
-    return checksum
+    return Entry(checksum, digest.digest())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import fsspec
 import pytest
 from safetensors.numpy import save_file
 
@@ -194,3 +195,22 @@ def test_nothing_is_left_behind(
     assert pack("verify", built(), olmoe_checkpoint(), "--text", text)[0] == 0
     assert pack("verify", built(), olmoe_checkpoint("clipped"), "--text", text)[0] == 1
     assert list(temporary.iterdir()) == []
+
+
+def test_a_checkpoint_by_url(built: Built, olmoe_checkpoint: CheckpointFactory, text: Path, pack: Pack) -> None:
+    system = fsspec.filesystem("memory")
+    system.put(str(olmoe_checkpoint()), "/verified", recursive=True)
+    choices = "--text", text, "--tokens", "50", "--json"
+    try:
+        found, quality = (
+            pack("verify", built(), "memory://verified", *choices),
+            pack("verify", built(), "--quality", "memory://verified", *choices),
+        )
+        assert (found.code, quality.code) == (0, 0)
+        assert found.out == pack("verify", built(), olmoe_checkpoint(), *choices).out
+        assert json.loads(quality.out)["reference"] == "memory://verified"
+    finally:
+        system.rm("/verified", recursive=True)
+    status, _, err = pack("verify", "memory://packages/model.emoe")
+    assert status == 1
+    assert "package is on another machine" in err

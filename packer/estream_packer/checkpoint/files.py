@@ -12,7 +12,8 @@ from stat import S_ISREG
 from threading import local
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from estream_packer.remote import Place, RemotePath
+from estream_packer.journal import StoppedError
+from estream_packer.remote import Location, RemotePath
 from estream_spec.errors import PackError, reason
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ class _Reader(Protocol):
     Attributes:
         length: bytes the file had when it was opened.
         version: what is the same on every machine that sees the file, and differs after the file was written anew.
+        identity: what tells the file from any other that this machine sees under its name, and from what it was before
+            it was written anew; empty where nothing does.
     """
 
     length: int
     version: str
+    identity: str
 
     def read_some(self, target: memoryview, offset: int) -> int:
         """Fill some first bytes of `target`, from byte `offset` on; 0 where the file ends."""
@@ -57,6 +61,7 @@ class _LocalReader:
             raise PackError(f"file cannot be opened: {reason(error)}", path=str(path)) from None
         status = os.fstat(self._descriptor)
         self.length, self.version = status.st_size, str(status.st_mtime_ns)
+        self.identity = f"{status.st_dev} {status.st_ino} {status.st_ctime_ns}"
         self._stamp = _stamp(status)
         if not S_ISREG(status.st_mode):
             self.close()
@@ -69,13 +74,13 @@ class _LocalReader:
         try:
             return os.preadv(self._descriptor, [target], offset)
         except OSError as error:
-            raise PackError(f"file cannot be read: {reason(error)}", path=str(self._path), offset=offset) from None
+            raise StoppedError(f"file cannot be read: {reason(error)}", path=str(self._path), offset=offset) from None
 
     def has_changed(self) -> bool:
         try:
             return _stamp(os.fstat(self._descriptor)) != self._stamp
         except OSError as error:
-            raise PackError(f"file cannot be read: {reason(error)}", path=str(self._path)) from None
+            raise StoppedError(f"file cannot be read: {reason(error)}", path=str(self._path)) from None
 
     def close(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:  # it has none where it could not be opened
@@ -89,6 +94,7 @@ class _RemoteReader:
     def __init__(self, path: RemotePath):
         self._path, self._kept = path, local()
         self.length, self.version = path.status()
+        self.identity = self.version
 
     def read_some(self, target: memoryview, offset: int) -> int:
         begin: int = getattr(self._kept, "begin", 0)
@@ -115,15 +121,18 @@ class InputFile:
         path: where it is.
         length: bytes it had when it was opened.
         version: what is the same on every machine that sees the file, and differs after the file was written anew.
+        identity: what tells the file from any other that this machine sees under its name, and from what it was before
+            it was written anew; empty where nothing does.
 
     Raises:
         PackError: it cannot be opened, or is not a regular file.
     """
 
-    def __init__(self, path: Place):
+    def __init__(self, path: Location):
         self.path = path
         self._reader: _Reader = _LocalReader(path) if isinstance(path, Path) else _RemoteReader(path)
         self.length, self.version = self._reader.length, self._reader.version
+        self.identity = self._reader.identity
 
     def __enter__(self) -> Self:
         return self

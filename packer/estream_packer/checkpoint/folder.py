@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from hashlib import sha256
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final, Self
 
@@ -23,7 +23,7 @@ from estream_packer.checkpoint.problems import Problems
 from estream_packer.checkpoint.safetensors import SafetensorsFile
 from estream_packer.checkpoint.special_tokens import TOKENIZER_CONFIG, SpecialTokens, read_special_tokens
 from estream_packer.checkpoint.tokenizer import completed_json, converted_json, with_tokens_set
-from estream_packer.remote import Place, RemotePath
+from estream_packer.remote import Location, RemotePath
 from estream_spec import limits
 from estream_spec.errors import PackError, reason
 from estream_spec.manifest import Source
@@ -64,7 +64,7 @@ class Checkpoint:
         tensors: every tensor of the weight files, by name.
     """
 
-    def __init__(self, folder: Place, documents: Mapping[str, InputFile], shards: Mapping[str, SafetensorsFile]):
+    def __init__(self, folder: Location, documents: Mapping[str, InputFile], shards: Mapping[str, SafetensorsFile]):
         """Take over open files; `open_checkpoint` is the usual way.
 
         Raises:
@@ -96,7 +96,7 @@ class Checkpoint:
         for file in self._files:
             file.close()
 
-    def paths(self) -> tuple[Place, ...]:
+    def paths(self) -> tuple[Location, ...]:
         """Every file that makes up the checkpoint: documents, index and weights."""
         return tuple(file.path for file in self._files)
 
@@ -109,6 +109,17 @@ class Checkpoint:
         files = sorted((file.path.name, file.length, file.version) for file in self._files)
         tensors = sorted((name, tensor.dtype, tensor.shape, tensor.begin) for name, tensor in self.tensors.items())
         return sha256(repr((files, tensors)).encode()).digest()
+
+    def identity(self) -> bytes | None:
+        """SHA-256 of what tells this checkpoint from any other that this machine sees; None where nothing surely does.
+
+        Another checkpoint of one shape may have the same fingerprint: downloads and archives set the times of files.
+        """
+        folder = self.folder.absolute() if isinstance(self.folder, Path) else self.folder
+        files = sorted((file.path.name, file.identity) for file in self._files)
+        if not all(identity for _, identity in files):
+            return None
+        return sha256(self.fingerprint() + repr((str(folder), files)).encode()).digest()
 
     def check_unchanged(self) -> None:
         """Refuse a checkpoint of which a file is no longer what it was when it was opened.
@@ -172,7 +183,7 @@ class Checkpoint:
         return (*found, Source(name=TENSORS, length=length, sha256=digest.digest()))
 
 
-def open_checkpoint(folder: Place) -> Checkpoint:
+def open_checkpoint(folder: Location) -> Checkpoint:
     """Open a checkpoint folder: read its documents and the headers of its weight files, and hold all files open.
 
     Raises:
@@ -200,7 +211,7 @@ def open_checkpoint(folder: Place) -> Checkpoint:
     return checkpoint
 
 
-def _list(folder: Place) -> list[str]:
+def _list(folder: Location) -> list[str]:
     if isinstance(folder, RemotePath):
         return folder.names()
     try:
@@ -213,7 +224,7 @@ def _list(folder: Place) -> list[str]:
         raise PackError(f"folder cannot be read: {reason(error)}", path=str(folder), hint=hint) from None
 
 
-def _exists(path: Place) -> bool:
+def _exists(path: Location) -> bool:
     """Whether something is there; also true where that cannot be known, so that opening it says why."""
     try:
         return path.exists()
@@ -246,7 +257,7 @@ def _is_inside(name: str) -> bool:
     return bool(parts) and ".." not in parts and not name.startswith("/") and not set("\\\0") & set(name)
 
 
-def _open_shards(folder: Place, weight_map: dict[str, str], opened: ExitStack) -> dict[str, SafetensorsFile]:
+def _open_shards(folder: Location, weight_map: dict[str, str], opened: ExitStack) -> dict[str, SafetensorsFile]:
     """Open every file the index names, and compare what it holds with what the index says."""
     expected: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
@@ -267,13 +278,13 @@ def _open_shards(folder: Place, weight_map: dict[str, str], opened: ExitStack) -
     return shards
 
 
-def _open_shard(path: Place, opened: ExitStack) -> SafetensorsFile:
+def _open_shard(path: Location, opened: ExitStack) -> SafetensorsFile:
     shard = SafetensorsFile(path)
     opened.callback(shard.close)
     return shard
 
 
-def _no_weights(folder: Place, names: list[str]) -> PackError:
+def _no_weights(folder: Location, names: list[str]) -> PackError:
     """Why a folder without the weights looked for is refused, by what lies there instead."""
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     loose = [name for name in names if name.endswith(".safetensors")]
@@ -286,7 +297,7 @@ def _no_weights(folder: Place, names: list[str]) -> PackError:
     return PackError(message, path=str(folder), hint=hint)
 
 
-def _special_tokens(documents: Mapping[str, InputFile], folder: Place) -> SpecialTokens:
+def _special_tokens(documents: Mapping[str, InputFile], folder: Location) -> SpecialTokens:
     names = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
     settings, special, added = (_read_json(documents[name]) if name in documents else {} for name in names)
     return read_special_tokens(settings, special, added, str(folder))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from estream_packer.checkpoint.files import InputFile
 from estream_packer.checkpoint.header import BITS, LENGTH_SIZE, MAX_HEADER_LENGTH, TensorInfo, decode_header
-from estream_packer.remote import Place
+from estream_packer.remote import Location
 from estream_spec.errors import PackError
 
 PLAIN: Final = ("F32", "F16", "BF16")
@@ -32,7 +32,7 @@ class SafetensorsFile:
         tensors: what it holds, by name.
     """
 
-    def __init__(self, path: Place):
+    def __init__(self, path: Location):
         """Open and check the header.
 
         Raises:

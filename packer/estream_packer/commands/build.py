@@ -10,12 +10,12 @@ import click
 from estream_loader.console import FILE, print_json
 from estream_packer.commands.options import show_package, weight_options
 from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions
-from estream_packer.remote import Place, place
+from estream_packer.remote import Location, location
 
 
 @click.command(short_help="Pack a checkpoint into one package.")
-@click.argument("source", type=place)
-@click.option("-o", "--output", type=place, required=True, help="The package to write: a file, or a URL.")
+@click.argument("source", type=location)
+@click.option("-o", "--output", type=location, required=True, help="The package to write: a file, or a URL.")
 @weight_options
 @click.option("--name", help="The model's name, for people.  [default: its family]")
 @click.option("--licence", help="SPDX expression of the weights' licence.")
@@ -38,8 +38,8 @@ from estream_packer.remote import Place, place
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
-    source: Place,
-    output: Place,
+    source: Location,
+    output: Location,
     jobs: int | None,
     executor: str,
     as_json: bool,
@@ -93,7 +93,7 @@ def _from_flags(given: Mapping[str, object]) -> BuildOptions:
     return msgspec.structs.replace(DEFAULTS, **options)
 
 
-def _from_recipe(recipe: Path, output: Place, given: Mapping[str, object]) -> tuple[Place, BuildOptions]:
+def _from_recipe(recipe: Path, output: Location, given: Mapping[str, object]) -> tuple[Location, BuildOptions]:
     """Checkpoint and options from a recipe, which no flag may contradict and no package replace."""
     from estream_packer.recipe import read_recipe
     from estream_spec.errors import PackError

@@ -10,6 +10,7 @@ import click
 
 from estream_loader.console import FILE, console, print_json, refusals_told
 from estream_loader.policy_options import policy_of, policy_options
+from estream_packer.remote import Location, location
 
 if TYPE_CHECKING:
     from estream_loader import Package, SignaturePolicy
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Prove every byte; compare with the checkpoint; prove graphs.")
-@click.argument("packages", type=FILE, nargs=-1, required=True, metavar="PACKAGE [CHECKPOINT] | PACKAGE...")
-@click.option("--quality", "reference", type=FILE, help="Compare all packages with this checkpoint, or f32 package.")
+@click.argument("packages", type=location, nargs=-1, required=True, metavar="PACKAGE [CHECKPOINT] | PACKAGE...")
+@click.option(
+    "--quality", "reference", type=location, help="Compare all packages with this checkpoint, or f32 package."
+)
 @click.option("--text", type=FILE, help="Text to compare on, UTF-8.  [default: the sample's]")
 @click.option("--tokens", type=click.IntRange(min=2), default=2048, show_default=True, help="Most tokens to compare.")
 @click.option("--svg", type=FILE, help="Draw the divergence of packages against their size to this file.")
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 @policy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the refusal, as JSON.")
 def command(
-    packages: tuple[Path, ...],
-    reference: Path | None,
+    packages: tuple[Location, ...],
+    reference: Location | None,
     text: Path | None,
     tokens: int,
     svg: Path | None,
@@ -45,8 +48,8 @@ def command(
     With --key, first require that each of the keys has signed it. What a package says of itself proves nothing: without
     --key, signatures are only listed.
 
-    With CHECKPOINT, the folder it was made from, also build that without quantisation in a temporary folder, run both
-    over a text the model was not trained on, and show how far the package is from it.
+    With CHECKPOINT, the folder it was made from or the URL of it, also build that without quantisation in a temporary
+    folder, run both over a text the model was not trained on, and show how far the package is from it.
 
     With --quality, prove and compare any number of packages of one checkpoint, for a choice between them: perplexity of
     the text, KL divergence from the checkpoint, and how often both have the same likeliest token, side by side.
@@ -62,7 +65,7 @@ def command(
         if with_graphs or keys or minimum_counter is not None or signatures:
             raise click.UsageError("--quality goes with neither --graphs nor signatures: verify them apart", context)
         with refusals_told(as_json):
-            _measure(packages, reference, text, tokens, svg, as_json)
+            _measure([_local(each) for each in packages], reference, text, tokens, svg, as_json)
         return
     if svg is not None:
         raise click.UsageError("--svg needs --quality", context)
@@ -80,6 +83,7 @@ def command(
     if checkpoint is None and text is not None:
         raise click.UsageError("--text needs CHECKPOINT or --quality", context)
     with refusals_told(as_json):
+        package = _local(package)
         if checkpoint is not None:
             _check_folder(checkpoint)
         detached = tuple(read_signature(path) for path in signatures)
@@ -115,11 +119,22 @@ def command(
         _show(quality)
 
 
-def _check_folder(checkpoint: Path) -> None:
+def _local(package: Location) -> Path:
+    """Refuse a package that is elsewhere."""
+    from estream_spec.errors import PackError
+
+    if not isinstance(package, Path):
+        raise PackError("package is on another machine", path=str(package), hint="download it first")
+    return package
+
+
+def _check_folder(checkpoint: Location) -> None:
     """Refuse a file where the checkpoint's folder belongs: a signature, before anyone misses it, or a package."""
     from estream_packer.signing import is_signature_file
     from estream_spec.errors import PackError
 
+    if not isinstance(checkpoint, Path):
+        return
     if is_signature_file(checkpoint):
         message = "checkpoint is a signature, expected a folder"
         raise PackError(message, path=str(checkpoint), hint="a signature goes behind --signature")
@@ -143,7 +158,7 @@ def _untrusted(signature: SignatureSummary) -> str:
 
 
 def _measure(
-    paths: Sequence[Path], reference: Path, text: Path | None, tokens: int, svg: Path | None, as_json: bool
+    paths: Sequence[Path], reference: Location, text: Path | None, tokens: int, svg: Path | None, as_json: bool
 ) -> None:
     """Compare packages with their checkpoint, and print or draw what was found."""
     from estream_loader import open_package
@@ -183,7 +198,7 @@ def _text(package: Package, path: Path | None) -> str:
     return held_out.read_text(encoding="utf-8")
 
 
-def _compare(package: Package, checkpoint: Path, text: str, tokens: int) -> Comparison:
+def _compare(package: Package, checkpoint: Location, text: str, tokens: int) -> Comparison:
     """Build the checkpoint as it is and run both."""
     from estream_packer.quality import opened_reference
     from estream_packer.running import measure_quality

@@ -21,10 +21,11 @@ from safetensors.numpy import load_file, save_file
 from estream_loader import Package, open_package
 from estream_loader.progress import Progress
 from estream_loader.records import tensors
-from estream_packer import assemble, executors, partial, writer
+from estream_packer import assemble, executors, journal, partial, writer
 from estream_packer import build as build_module
 from estream_packer.build import BuildResult, build
 from estream_packer.families import family_of
+from estream_packer.journal import StoppedError
 from estream_packer.plan import plan_package
 from estream_packer.recipe import BuildOptions, DenseEncoding
 from estream_packer.writer import PackedRecord
@@ -511,6 +512,52 @@ def test_a_full_disk_at_any_stage_leaves_nothing(
     assert error.hint == "free some space there, or write to another place"
 
 
+def test_a_full_disk_takes_nothing_of_what_was_made(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, output = tmp_path / "whole.emoe", tmp_path / "out" / "model.emoe"
+    length = build(olmoe_checkpoint("base"), whole).summary.file_length
+    output.parent.mkdir()
+    monkeypatch.setattr(journal, "STEP_BYTES", 1)
+    create, made = partial.create_partial, list[int]()
+
+    def create_on_full_disk(output: Path) -> tuple[Path, FullDisk]:
+        path, file = create(output)
+        return path, FullDisk(file, length // 2)
+
+    def counted(*arguments: Any) -> PackedRecord:
+        made.append(1)
+        return assemble.assemble(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "create_partial", create_on_full_disk)
+        with pytest.raises(StoppedError, match="cannot be written: no space left") as stop:
+            build(olmoe_checkpoint("base"), output)
+    assert "what was made is kept in" in stop.value.__notes__[0]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(build_module, "assemble", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        with pytest.raises(
+            StoppedError, match=r"[\d,]+ bytes are still to be written, the disk has room for 1,000"
+        ) as stop:
+            build(olmoe_checkpoint("base"), output)
+    assert "what was made is kept in" in stop.value.__notes__[0]
+    assert made == []
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=length * 3 // 4))
+        build(olmoe_checkpoint("base"), output)
+    records = len(checksums(output))
+    assert 0 < len(made) < records
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def checksums(package: Path) -> list[int]:
+    """Checksums of all records."""
+    with open_package(package) as opened:
+        return [*opened.dense.table.checksums, *opened.experts.table.checksums]
+
+
 def test_a_disk_with_too_little_room_is_told_before_anything_is_made(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,7 +565,7 @@ def test_a_disk_with_too_little_room_is_told_before_anything_is_made(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     monkeypatch.setattr(build_module, "assemble", None)
     output = tmp_path / "out" / "model.emoe"
-    refused(olmoe_checkpoint("base"), output, r"package takes [\d,]+ bytes, its disk has room for 1,000")
+    refused(olmoe_checkpoint("base"), output, r"[\d,]+ bytes are still to be written, the disk has room for 1,000")
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])

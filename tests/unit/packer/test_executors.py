@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from estream_packer import distant, executors
+from estream_loader import open_package
+from estream_packer import distant, executors, journal
 from estream_packer.build import build
-from estream_packer.checkpoint import open_checkpoint
+from estream_packer.checkpoint import Checkpoint, open_checkpoint
 from estream_packer.executors import open_executor
 from estream_packer.journal import StoppedError
 from estream_packer.recipe import BuildOptions, CalibrationTable
@@ -157,8 +158,20 @@ def test_workers_that_fail_are_told_and_leave_no_output(tmp_path: Path, olmoe_ch
     def cut(record: PackedRecord) -> PackedRecord:
         return PackedRecord.seal(record.data[:-1], 1)
 
+    def misname(record: PackedRecord) -> PackedRecord:
+        return PackedRecord(record.data, record.checksum, bytes(32))
+
+    def garble(_: object) -> str:
+        return "abc"
+
     for number, (arrives, message) in enumerate(
-        ((fail, "a worker failed: MemoryError: no room"), (damage, "arrived damaged"), (cut, "arrived damaged"))
+        (
+            (fail, "a worker failed: MemoryError: no room"),
+            (damage, "arrived damaged"),
+            (cut, "arrived damaged"),
+            (misname, "arrived damaged"),
+            (garble, "a worker made str, expected a record"),
+        )
     ):
         refused(olmoe_checkpoint("base"), tmp_path / str(number), Sending(arrives), message, StoppedError)
 
@@ -170,6 +183,13 @@ def test_a_process_that_ends_is_told(tmp_path: Path, olmoe_checkpoint: Checkpoin
         refused(
             olmoe_checkpoint("base"), tmp_path / "out", executor, "a worker failed: BrokenProcessPool", StoppedError
         )
+
+
+def test_an_executor_that_takes_no_more_tasks_is_told(tmp_path: Path, olmoe_checkpoint: CheckpointFactory) -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    message = "a worker failed: RuntimeError: cannot schedule new futures after shutdown"
+    refused(olmoe_checkpoint("base"), tmp_path / "out", executor, message, StoppedError)
 
 
 def test_a_tensor_that_a_worker_refuses_is_told_with_all_others(
@@ -195,10 +215,78 @@ def test_a_worker_that_sees_another_checkpoint_or_is_another_version_is_refused(
             os.utime(source / "model.safetensors", ns=(0, 0))
             return super().submit(fn, *args, **kwargs)
 
-    refused(source, tmp_path / "out", Replaced(), "a worker finds another checkpoint there")
+    refused(source, tmp_path / "out", Replaced(), "a worker finds another checkpoint there", StoppedError)
     origin = distant.Origin(source, b"", "estream-pack 0.0 with numpy 1.26")
-    with pytest.raises(PackError, match=r"a worker runs estream-pack .*, expected estream-pack 0.0"):
+    with pytest.raises(StoppedError, match=r"a worker runs estream-pack .*, expected estream-pack 0.0"):
         distant._opened(origin)
+    absent = distant.Origin(tmp_path / "absent", b"", distant.VERSIONS)
+    with pytest.raises(StoppedError, match="a worker cannot open the checkpoint: folder cannot be read: no such file"):
+        distant._opened(absent)
+
+
+def test_one_wrong_worker_takes_nothing_of_what_others_made(
+    tmp_path: Path, packed: PackageFactory, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "STEP_BYTES", 1)
+    versions, sent = distant.VERSIONS, []
+
+    class Mixed(Sending):
+        """From the tenth task on, the worker is another version."""
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            sent.append(fn)
+            if len(sent) == 10:
+                distant.let_go(fn.args[0])  # type: ignore[attr-defined]
+                monkeypatch.setattr(distant, "VERSIONS", "estream-pack 0.0 with numpy 1.26 on vax")
+            return super().submit(fn, *args, **kwargs)
+
+    output = tmp_path / "model.emoe"
+    with pytest.raises(StoppedError, match=r"a worker runs estream-pack 0\.0") as stop:
+        build(olmoe_checkpoint("base"), output, BuildOptions(jobs=1), executor=Mixed())
+    assert "what was made is kept in" in stop.value.__notes__[0]
+    monkeypatch.setattr(distant, "VERSIONS", versions)
+    sent.clear()
+
+    def noted(record: Any) -> Any:
+        sent.append(record)
+        return record
+
+    build(olmoe_checkpoint("base"), output, executor=Sending(noted))
+    assert output.read_bytes() == packed("base").read_bytes()
+    with open_package(output) as package:
+        assert 0 < len(sent) < len(package.dense.table.checksums) + len(package.experts.table.checksums)
+
+
+def test_builds_that_share_workers_open_their_checkpoints_once_and_close_them(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def noted(folder: Path) -> Checkpoint:
+        opened.append(folder)
+        return open_checkpoint(folder)
+
+    monkeypatch.setattr(distant, "open_checkpoint", noted)
+
+    class Between(Sending):
+        """Each task of the first build is followed by a record of the second."""
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            distant._opened(other)
+            return super().submit(fn, *args, **kwargs)
+
+    with open_checkpoint(olmoe_checkpoint("tied")) as checkpoint:
+        other = distant.Origin.of(checkpoint)
+    build(olmoe_checkpoint("base"), tmp_path / "model.emoe", executor=Between())
+    assert sorted(opened) == sorted([olmoe_checkpoint("tied"), olmoe_checkpoint("base")])
+    assert list(distant._open) == [other]
+    for number in range(distant.KEPT_OPEN):
+        shutil.copytree(olmoe_checkpoint("base"), tmp_path / str(number))
+        with open_checkpoint(tmp_path / str(number)) as checkpoint:
+            distant._opened(distant.Origin.of(checkpoint))
+    assert len(distant._open) == distant.KEPT_OPEN
+    assert other not in distant._open
+    distant._open.clear()
 
 
 def test_the_fingerprint_is_of_names_lengths_times_and_tensors(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -247,6 +247,22 @@ def test_columns_do_not_touch_each_other_under_importance(encoding: Encoding) ->
     whole, alone = (quantise_matrix(each, encoding, importance) for each in (weight, weight[:, 200:203].copy()))
     for name, part in alone.items():
         np.testing.assert_array_equal(whole[name][..., 200:203], part)
+
+
+@pytest.mark.parametrize("encoding", QUANTISED)
+def test_no_product_of_blas_decides_what_is_stored(encoding: Encoding) -> None:
+    class Counted(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
+        """Refuses the products that BLAS computes, which rounds by processor."""
+
+        def __matmul__(self, other: object) -> Any:
+            raise AssertionError("a product of BLAS")
+
+        __rmatmul__ = __matmul__
+
+    weight, importance = _gaussian(200, 8), _uneven(200)
+    found = quantise_matrix(weight.view(Counted), encoding, importance.view(Counted))
+    for name, part in quantise_matrix(weight, encoding, importance).items():
+        np.testing.assert_array_equal(found[name], part)
 
 
 @settings(max_examples=30, deadline=None)

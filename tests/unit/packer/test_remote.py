@@ -12,13 +12,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from estream_loader import open_package
-from estream_packer import journal
+from estream_packer import journal, remote
 from estream_packer.build import build
 from estream_packer.checkpoint import files, open_checkpoint
 from estream_packer.checkpoint.files import InputFile
 from estream_packer.journal import StoppedError
 from estream_packer.recipe import BuildOptions, read_recipe
-from estream_packer.remote import RemotePath, place
+from estream_packer.remote import RemotePath, location
 from estream_spec.errors import PackError
 from fixtures.olmoe import CheckpointFactory
 from fixtures.packed import PackageFactory
@@ -54,7 +54,7 @@ def test_a_checkpoint_and_a_package_by_url_give_the_same_bytes(
     tmp_path: Path, memory: MemoryFileSystem, uploaded: str, packed: PackageFactory
 ) -> None:
     memory.pipe("/packages/tiny.emoe", b"older")
-    result = build(place(uploaded), place(OUTPUT))
+    result = build(location(uploaded), location(OUTPUT))
     assert memory.cat("/packages/tiny.emoe") == packed("base").read_bytes()
     assert result.output == OUTPUT
     assert [entry.rpartition("/")[2] for entry in memory.ls("/packages", detail=False)] == ["tiny.emoe"]
@@ -62,12 +62,12 @@ def test_a_checkpoint_and_a_package_by_url_give_the_same_bytes(
 
 
 def test_a_file_url_is_a_path(tmp_path: Path, packed: PackageFactory, olmoe_checkpoint: CheckpointFactory) -> None:
-    assert place(f"file://{tmp_path}") == place(str(tmp_path)) == tmp_path
-    source, output = place(f"file://{olmoe_checkpoint('base')}"), place(f"file://{tmp_path}/model.emoe")
+    assert location(f"file://{tmp_path}") == location(str(tmp_path)) == tmp_path
+    source, output = location(f"file://{olmoe_checkpoint('base')}"), location(f"file://{tmp_path}/model.emoe")
     build(source, output)
     assert (tmp_path / "model.emoe").read_bytes() == packed("base").read_bytes()
     with pytest.raises(PackError, match="output is a file of the checkpoint"):
-        build(source, place(f"file://{olmoe_checkpoint('base')}/config.json"))
+        build(source, location(f"file://{olmoe_checkpoint('base')}/config.json"))
 
 
 def test_a_recipe_may_name_a_url(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_recipe_may_name_a_url(tmp_path: Path) -> None:
     assert read_recipe(tmp_path / "recipe.toml")[0] == RemotePath(SOURCE)
 
 
-def test_a_place_may_be_sent_elsewhere() -> None:
-    sent = pickle.loads(pickle.dumps(place(SOURCE) / "config.json"))
+def test_a_location_may_be_sent_elsewhere() -> None:
+    sent = pickle.loads(pickle.dumps(location(SOURCE) / "config.json"))
     assert str(sent) == f"{SOURCE}/config.json"
     assert (sent.name, sent.suffix) == ("config.json", ".json")
 
@@ -117,7 +117,7 @@ def test_a_remote_file_that_changes_or_shrinks_is_refused(
             memory.pipe("/models/tiny/config.json", memory.cat("/models/tiny/config.json"))
 
     with pytest.raises(PackError, match="file changed while it was packed"):
-        build(place(uploaded), place(OUTPUT), progress=Meddler())
+        build(location(uploaded), location(OUTPUT), progress=Meddler())
     assert memory.ls("/packages") == []
     with InputFile(RemotePath(f"{SOURCE}/config.json")) as file:
         memory.pipe("/models/tiny/config.json", b"{}")
@@ -132,33 +132,33 @@ def test_what_is_missing_or_wrong_at_a_url_is_told(memory: MemoryFileSystem, upl
         ("nosuch://models", "URL cannot be used: protocol not known"),
     ):
         with pytest.raises(PackError, match=message) as refusal:
-            open_checkpoint(place(url))
+            open_checkpoint(location(url))
         assert refusal.value.path == url
     memory.rm("/models/tiny/model-00002-of-00003.safetensors")
     with pytest.raises(PackError, match=r"1 missing files \('model-00002-of-00003"):
-        open_checkpoint(place(uploaded))
+        open_checkpoint(location(uploaded))
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(PackError, match=r"library for such URLs is missing: .*s3fs"):
-        place("s3://bucket/model")
+        location("s3://bucket/model")
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_made(
     memory: MemoryFileSystem, uploaded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(PackError, match="output is a folder"):
-        build(place(uploaded), place("memory://packages"))
+        build(location(uploaded), location("memory://packages"))
     with pytest.raises(PackError, match="output is a file of the checkpoint"):
-        build(place(uploaded), place(f"{SOURCE}/config.json"))
+        build(location(uploaded), location(f"{SOURCE}/config.json"))
 
     def denied(*_: object, **__: object) -> None:
         raise PermissionError("Access Denied")
 
     monkeypatch.setattr(memory, "pipe_file", denied)
     with pytest.raises(PackError, match="package cannot be written: access Denied"):
-        build(place(uploaded), place(OUTPUT))
+        build(location(uploaded), location(OUTPUT))
     assert memory.ls("/packages") == []
 
 
@@ -174,7 +174,7 @@ def test_a_package_whose_upload_failed_is_kept_and_uploaded_by_the_next_build(
     with monkeypatch.context() as patch:
         patch.setattr(memory, "put_file", fail)
         with pytest.raises(StoppedError, match="package cannot be written: connection reset") as stop:
-            build(place(uploaded), place(OUTPUT))
+            build(location(uploaded), location(OUTPUT))
     assert memory.cat("/packages/tiny.emoe") == b"older"
     [journal_file, partial] = names(tmp_path / "temporary")
     assert partial.startswith(".tiny.emoe~")
@@ -183,7 +183,7 @@ def test_a_package_whose_upload_failed_is_kept_and_uploaded_by_the_next_build(
 
     made: list[Any] = []
     monkeypatch.setattr("estream_packer.build.assemble", made.append)
-    build(place(uploaded), place(OUTPUT), BuildOptions())
+    build(location(uploaded), location(OUTPUT), BuildOptions())
     assert made == []
     assert memory.cat("/packages/tiny.emoe") == packed("base").read_bytes()
     assert names(tmp_path / "temporary") == []
@@ -195,19 +195,46 @@ def test_packages_of_one_name_at_two_urls_are_not_confused(
     monkeypatch.setattr(journal, "STEP_BYTES", 1)
 
     class Stop:
+        left = 3
+
         def begin(self, stage: str, total: int) -> None: ...
 
         def advance(self, amount: int) -> None:
-            raise KeyboardInterrupt
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(place(uploaded), place(OUTPUT), progress=Stop())
+        build(location(uploaded), location(OUTPUT), progress=Stop())
     kept = names(tmp_path / "temporary")
-    build(place(uploaded), place("memory://elsewhere/tiny.emoe"))
+    assert len(kept) == 2
+    build(location(uploaded), location("memory://elsewhere/tiny.emoe"))
     assert names(tmp_path / "temporary") == kept
 
 
 def test_a_package_from_a_url_opens(tmp_path: Path, uploaded: str) -> None:
-    build(place(uploaded), tmp_path / "model.emoe")
+    build(location(uploaded), tmp_path / "model.emoe")
     with open_package(tmp_path / "model.emoe", integrity="full") as package:
         assert package.tokenizer_json
+
+
+def test_a_checkpoint_whose_files_have_no_stamps_is_never_gone_on_with(
+    tmp_path: Path, uploaded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "STEP_BYTES", 1)
+
+    class Stop:
+        left = 3
+
+        def begin(self, stage: str, total: int) -> None: ...
+
+        def advance(self, amount: int) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+    for stamps, left in ((remote.STAMPS, 2), ((), 0)):
+        monkeypatch.setattr(remote, "STAMPS", stamps)
+        with pytest.raises(KeyboardInterrupt):
+            build(location(uploaded), location(OUTPUT), progress=Stop())
+        assert len(names(tmp_path / "temporary")) == left

@@ -14,7 +14,7 @@ from estream_packer import assemble, journal
 from estream_packer import build as build_module
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions, CalibrationTable
-from estream_packer.writer import PackedRecord
+from estream_packer.writer import PackedRecord, scratch_folder
 from estream_spec.errors import FormatError, PackError
 from fixtures.olmoe import EXPERTS, LAYERS, CheckpointFactory, write_checkpoint
 
@@ -157,7 +157,7 @@ def test_a_calibrated_build_goes_on_only_with_the_same_calibration(
 
 KILLED: Final = """
 import os, signal, sys
-from estream_packer import journal, writer
+from estream_packer import build, journal, writer
 from estream_packer.cli import main
 journal.STEP_BYTES = 1
 kind, left = getattr(signal, os.environ["KIND"]), int(os.environ["LEFT"])
@@ -173,14 +173,18 @@ def kill_before(function):
 
 if os.environ["CALL"] == "write":
     writer.PackageWriter._next_record = kill_before(writer.PackageWriter._next_record)
+elif os.environ["CALL"] == "calibrate":
+    build.calibrate = kill_before(build.calibrate)
 else:
     writer.Path.replace = kill_before(writer.Path.replace)
 main()
 """
 
 
-def killed(source: Path, output: Path, kind: signal.Signals, call: str, left: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", KILLED, "build", str(source), "-o", str(output), "--jobs", "1"]
+def killed(
+    source: Path, output: Path, kind: signal.Signals, call: str, left: int, *more: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", KILLED, "build", str(source), "-o", str(output), "--jobs", "1", *more]
     surroundings = {"PYTHONPATH": os.pathsep.join(sys.path), "KIND": kind.name, "CALL": call, "LEFT": str(left)}
     return subprocess.run(command, env=os.environ | surroundings, capture_output=True, text=True, check=False)
 
@@ -225,6 +229,46 @@ def test_a_build_killed_before_its_package_has_a_name_leaves_nothing_that_counts
     assert not output.exists()
     build(olmoe_checkpoint("base"), output, PLAIN)
     assert (names(tmp_path), output.read_bytes()) == (["model.emoe"], expected)
+
+
+def test_a_build_killed_while_it_calibrates_is_swept_by_the_next(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, expected: bytes
+) -> None:
+    output, text = tmp_path / "out" / "model.emoe", tmp_path / "text.txt"
+    output.parent.mkdir()
+    text.write_text("the three thieves thought so " * 9)
+    arguments = olmoe_checkpoint("base"), output, signal.SIGKILL, "calibrate", 0, "--calibrate", str(text)
+    for _ in range(2):  # the second sweeps before it takes more room
+        assert killed(*arguments).returncode == -signal.SIGKILL
+        [scratch] = names(output.parent)
+        assert scratch.endswith(".scratch")
+    with scratch_folder(output) as at_work:
+        assert names(output.parent) == [at_work.name]
+        (at_work / "calibration.emoe").write_bytes(b"of another writer")
+        build(olmoe_checkpoint("base"), output, PLAIN)
+        assert names(output.parent) == [at_work.name, "model.emoe"]
+        assert names(at_work) == ["calibration.emoe"]
+    assert (names(output.parent), output.read_bytes()) == (["model.emoe"], expected)
+
+
+@pytest.mark.parametrize("name", ["nowhere/model.emoe", f"{'n' * 250}.emoe", f"{'n' * 300}.emoe"])
+def test_with_calibration_an_output_is_judged_as_without(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, name: str
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the three thieves thought so " * 9)
+    said = []
+    for calibration in (None, CalibrationTable(text=str(text), tokens=64)):
+        try:
+            build(olmoe_checkpoint("base"), tmp_path / name, BuildOptions(jobs=1, calibration=calibration))
+        except PackError as error:
+            said.append(str(error))
+        else:
+            said.append("")
+            (tmp_path / name).unlink()
+    assert said[0] == said[1]
+    assert bool(said[0]) == (len(name) != 255)
+    assert names(tmp_path) == ["text.txt"]
 
 
 def other_options(source: Path, patch: pytest.MonkeyPatch) -> BuildOptions:
@@ -369,3 +413,26 @@ def test_an_interrupted_build_of_a_small_package_cleans_up(
     with pytest.raises(KeyboardInterrupt):
         build(olmoe_checkpoint("base"), tmp_path / "model.emoe", PLAIN, Stop(0.9))
     assert names(tmp_path) == []
+
+
+def test_another_checkpoint_of_one_shape_and_age_is_never_gone_on_with(
+    tmp_path: Path, made: list[int], expected: bytes
+) -> None:
+    first, second = (write_checkpoint(tmp_path / name, "base") for name in ("first", "second"))
+    weights = second / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 0x80  # the sign of a weight
+    weights.write_bytes(data)
+    for path in (*first.iterdir(), *second.iterdir()):
+        os.utime(path, ns=(1, 1))
+    output = tmp_path / "out" / "model.emoe"
+    output.parent.mkdir()
+    stopped(first, output)
+    # The second takes the first one's place, as a symlink to the newest download does.
+    first.rename(tmp_path / "away")
+    second.rename(first)
+    made.clear()
+    build(first, output, PLAIN)
+    assert len(made) == RECORDS
+    assert names(output.parent) == ["model.emoe"]
+    assert output.read_bytes() != expected
