@@ -22,6 +22,7 @@ from estream_packer.calibration import (
     CalibrationSummary,
     CalibrationText,
     calibrate,
+    check_calibration_text,
     read_calibration_text,
     unreached_notices,
 )
@@ -125,6 +126,8 @@ def build(
     ):
         ends.callback(let_go, Origin.of(checkpoint))  # where an executor's workers are threads of this process
         _check_not_input(output, checkpoint)
+        if text is not None:
+            check_calibration_text(text, checkpoint)
         family = family_of(checkpoint.config)
         weights = family.read(checkpoint.config, checkpoint.generation_config).resolve(checkpoint)
         plan = plan_package(weights.model, options)
@@ -171,7 +174,12 @@ def build(
         seconds=time.perf_counter() - begun,
         summary=packed.summary(),
         compiled=tuple(target.described() for target in targets),
-        notices=(*weights.notices, *notices, *(() if checkpoint.tokenizer else (NO_TOKENIZER,))),
+        notices=(
+            *weights.notices,
+            *notices,
+            *(() if checkpoint.tokenizer else (NO_TOKENIZER,)),
+            *_template_notices(checkpoint.chat_template),
+        ),
         calibration=summary,
     )
 
@@ -293,6 +301,16 @@ def _calibrated(
             raise
         with open_package(path) as package:
             return calibrate(package, text, options.calibration.tokens, progress)
+
+
+def _template_notices(chat_template: str | None) -> list[str]:
+    """What to tell of a chat template that this project's own runtime would refuse; others may know how to use it."""
+    if chat_template is None:
+        return []
+    from estream_packer.running import chat_template_fault
+
+    fault = chat_template_fault(chat_template)
+    return [] if fault is None else [f"'estream-run chat' cannot use this package: {fault}"]
 
 
 def _sources(calibration: Calibration | None) -> tuple[Source, ...]:

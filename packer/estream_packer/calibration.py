@@ -19,9 +19,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from tokenizers import Tokenizer
 
 from estream_loader import Package
 from estream_loader.progress import Progress
+from estream_loader.tokenizing import tokenizer_faults
+from estream_packer.checkpoint import TOKENIZER, Checkpoint
 from estream_packer.checkpoint.files import InputFile
 from estream_spec.errors import PackError
 from estream_spec.manifest import Source
@@ -36,6 +39,10 @@ SOURCE: Final = "calibration"
 MAX_TEXT_LENGTH: Final = 1 << 24
 """16 MiB: far more text than anybody has the patience to calibrate on."""
 PRIOR_ROWS: Final = 16
+LEAST_TOKENS: Final = 2
+"""The last token of a text is only predicted."""
+_ENOUGH: Final = 1 << 12
+"""Characters that have more than the least tokens in any language."""
 LISTED: Final = 8
 """Layers that a notice lists, at most."""
 
@@ -184,6 +191,24 @@ def read_calibration_text(path: Path) -> CalibrationText:
     except UnicodeDecodeError as error:
         raise PackError("calibration text is not UTF-8", path=str(path), offset=error.start) from None
     return CalibrationText(path, content, Source(name=SOURCE, length=len(data), sha256=sha256(data).digest()))
+
+
+def check_calibration_text(text: CalibrationText, checkpoint: Checkpoint) -> None:
+    """Refuse a text that the checkpoint's model cannot read, before anything is packed for it.
+
+    Raises:
+        PackError: the checkpoint has no tokenizer, or the text has fewer than two tokens.
+    """
+    if checkpoint.tokenizer is None:
+        hint = f"put its {TOKENIZER} there, or do not calibrate"
+        raise PackError(
+            "calibration needs a tokenizer, and the checkpoint has none", path=str(checkpoint.folder), hint=hint
+        )
+    beginning = text.content[:_ENOUGH]
+    with tokenizer_faults(TOKENIZER, PackError):
+        tokens = len(Tokenizer.from_buffer(checkpoint.tokenizer).encode(beginning).ids)
+    if tokens < LEAST_TOKENS:
+        raise PackError(f"calibration text has {tokens} tokens, expected at least {LEAST_TOKENS}", path=str(text.path))
 
 
 def calibrate(package: Package, text: CalibrationText, tokens: int, progress: Progress) -> Calibration:

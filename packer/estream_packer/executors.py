@@ -28,6 +28,7 @@ T = TypeVar("T")
 THREADS: Final = "threads"
 PROCESSES: Final = "processes"
 DASK: Final = f"dask{SEPARATOR}"
+_PORT_DIGITS: Final = 5
 CONNECT_SECONDS: Final = 10
 """How long a scheduler is waited for, and then its first worker."""
 IN_FLIGHT_BYTES: Final = 1 << 29
@@ -148,6 +149,13 @@ def open_workers(jobs: int | None, executor: Executor | None = None) -> Iterator
     count = job_count(jobs)
     with worker_threads(count) as threads:
         yield Workers(threads, count, shared=True)
+
+
+def is_executor(name: str) -> bool:
+    """Whether a command line may name an executor so."""
+    host, colon, port = name.removeprefix(DASK).rpartition(":")
+    there = host and colon and port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
+    return name in (THREADS, PROCESSES) or (name.startswith(DASK) and bool(there))
 
 
 @contextlib.contextmanager

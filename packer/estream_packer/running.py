@@ -7,14 +7,17 @@ from contextlib import ExitStack
 
 from estream_loader import Package
 from estream_loader.progress import Progress, open_progress
+from estream_runtime.chat import ChatTemplate
 from estream_runtime.device import facts_here, facts_of_chip, weights_memory
 from estream_runtime.evaluation import Comparison, compare, read_text, token_log_likelihoods
 from estream_runtime.observing import Observe, open_observed
 from estream_runtime.session import Session
 from estream_runtime.text import encode_prompt
+from estream_spec.errors import EmoeError
 
 __all__ = [
     "Comparison",
+    "chat_template_fault",
     "facts_here",
     "facts_of_chip",
     "measure_quality",
@@ -23,8 +26,19 @@ __all__ = [
     "weights_memory",
 ]
 
+PROBE = [{"role": "user", "content": "Hello!"}]
+"""A conversation that every chat template must be able to say."""
 WINDOW = 512
 """Tokens in a window, at most."""
+
+
+def chat_template_fault(text: str) -> str | None:
+    """Why a chat template cannot be used; None where it can."""
+    try:
+        ChatTemplate(text).render(PROBE)
+    except EmoeError as error:
+        return error.message
+    return None
 
 
 def measure_quality(reference: Package, packages: Sequence[Package], text: str, tokens: int) -> list[Comparison]:

@@ -99,12 +99,29 @@ def test_processes_and_urls_give_the_same_package(
     assert (tmp_path / "processes.emoe").read_bytes() == (tmp_path / "threads.emoe").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["gpu", "thread", "dask://", "dask://host", "dask://host:port", "dask://:1"])
+def test_an_executor_that_cannot_be_is_a_usage_error(name: str, tmp_path: Path, pack: Pack) -> None:
+    code, out, err = pack("build", tmp_path, "-o", tmp_path / "x.emoe", "--executor", name)
+    assert (code, out) == (2, "")
+    assert f"{name!r}, expected threads, processes or dask://HOST:PORT" in err
+
+
+def test_a_chat_template_that_cannot_be_used_is_told(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
+) -> None:
+    folder = shutil.copytree(olmoe_checkpoint("base"), tmp_path / "checkpoint")
+    for text, told in (("{% for m in messages %}{{ m.content }}{% endfor %}", False), ("{% for m in", True)):
+        (folder / "chat_template.jinja").write_text(text)
+        code, _, err = pack("build", folder, "-o", tmp_path / "x.emoe")
+        assert code == 0
+        assert ("cannot use this package" in err) is told
+
+
 def test_an_executor_or_a_place_that_cannot_be_had_exits_with_1(
     tmp_path: Path, olmoe_checkpoint: CheckpointFactory, pack: Pack
 ) -> None:
     source, output = olmoe_checkpoint("base"), tmp_path / "x.emoe"
     for arguments, message in (
-        ((source, "-o", output, "--executor", "gpu"), "unknown executor 'gpu', expected threads, processes or dask"),
         ((source, "-o", output, "--executor", "dask://127.0.0.1:1"), "scheduler cannot be reached"),
         (("nosuch://model", "-o", output), "URL cannot be used: protocol not known"),
         ((source, "-o", "nosuch://x.emoe"), "URL cannot be used: protocol not known"),

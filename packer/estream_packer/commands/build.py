@@ -13,6 +13,15 @@ from estream_packer.recipe import DEFAULTS, MAX_JOBS, BuildOptions
 from estream_packer.remote import Location, location
 
 
+def _executor(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """An executor that there can be."""
+    from estream_packer.executors import is_executor
+
+    if not is_executor(value):
+        raise click.BadParameter(f"{value!r}, expected threads, processes or dask://HOST:PORT", context, parameter)
+    return value
+
+
 @click.command(short_help="Pack a checkpoint into one package.")
 @click.argument("source", type=location)
 @click.option("-o", "--output", type=location, required=True, help="The package to write: a file, or a URL.")
@@ -32,6 +41,7 @@ from estream_packer.remote import Location, location
 @click.option(
     "--executor",
     default="threads",
+    callback=_executor,
     show_default=True,
     metavar="threads|processes|dask://HOST:PORT",
     help="Who makes the records: this program, more of its kind, or a Dask cluster that sees SOURCE as well.",

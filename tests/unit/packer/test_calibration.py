@@ -165,7 +165,7 @@ def test_experts_that_calibration_never_reached_are_stored_without_it(
     [
         (b"", "calibration text is empty"),
         (b"abc\xff", r"calibration text is not UTF-8 \(at offset 0x3, "),
-        (b"a", "text of 1 tokens, expected at least 2"),
+        (b"a", "text has 1 tokens, expected at least 2"),
         (None, "file cannot be opened: no such file or directory"),
     ],
 )
@@ -186,7 +186,7 @@ def test_calibration_without_a_tokenizer_is_refused(
     folder = tmp_path / "checkpoint"
     shutil.copytree(olmoe_checkpoint("base"), folder)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(EmoeError, match="tokenizer"):
+    with pytest.raises(EmoeError, match="needs a tokenizer, and the checkpoint has none"):
         build(folder, tmp_path / "a.emoe", calibrated(text))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["calibration.txt", "checkpoint"]
 
