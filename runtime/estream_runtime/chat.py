@@ -19,7 +19,7 @@ from estream_spec.errors import LinkError, TrapError
 
 Message = Mapping[str, Any]
 """One message: at least `role` and `content`; what else it may have is up to the template."""
-MAX_LENGTH: Final = 1 << 18
+MAX_LENGTH: Final = 1 << 16
 """Characters of a template. Published ones have less than a tenth."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from jinja2 import nodes
+from jinja2 import TemplateSyntaxError, nodes
 from jinja2.visitor import NodeTransformer
 
 from estream_runtime.budget import CHARACTERS
@@ -42,9 +42,14 @@ class Metering(NodeTransformer):
             node.node = _filtered(node.node, WEIGH)
         return node
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
-        """Comparing looks at all that both sides hold."""
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:  # noqa: N802
+        """Comparing looks at all that both sides hold; to look for one in the other is what the test `in` does."""
         self.generic_visit(node)
+        if any(each.op in ("in", "notin") for each in node.ops):
+            if len(node.ops) > 1:
+                raise TemplateSyntaxError("'in' stands in a chain of comparisons", node.lineno)
+            found = nodes.Test(node.expr, "in", [node.ops[0].expr], [], None, None)
+            return found if node.ops[0].op == "in" else nodes.Not(found)
         node.expr = _filtered(node.expr, COMPARE)
         for operand in node.ops:
             operand.expr = _filtered(operand.expr, COMPARE)
