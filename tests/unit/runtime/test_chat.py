@@ -18,7 +18,7 @@ from estream_spec.constants import SectionType
 from estream_spec.errors import LinkError, TrapError
 from fixtures.packages import Draft, Section
 
-TOKENS: Final = {"bos_token": "<s>", "eos_token": "</s>"}
+TOKENS: Final[dict[str, Any]] = {"bos_token": "<s>", "eos_token": "</s>"}
 USER: Final = [{"role": "user", "content": ' Hi <b>&é "q"</b>\n'}]
 SYSTEM: Final = [{"role": "system", "content": "Be brief. "}, *USER]
 TURNS: Final = [
@@ -188,10 +188,10 @@ def plain(text: str, messages: Sequence[Any], **variables: Any) -> str:
 def test_it_renders_what_jinja_renders(name: str, messages: list[dict[str, Any]]) -> None:
     for tools in (None, TOOLS):
         for options in ({}, {"enable_thinking": False}):
-            given: dict[str, Any] = {"add_generation_prompt": tools is None, "tools": tools, **options}
-            template = ChatTemplate(TEMPLATES[name], TOKENS)
+            given: dict[str, Any] = {"add_generation_prompt": tools is None, "tools": tools, **options, **TOKENS}
+            template = ChatTemplate(TEMPLATES[name])
             try:
-                expected = plain(TEMPLATES[name], messages, **given, **TOKENS)
+                expected = plain(TEMPLATES[name], messages, **given)
             except ZeroDivisionError:
                 with pytest.raises(TrapError, match="does not take the conversation: take turns"):
                     template.render(messages, **given)
@@ -224,8 +224,8 @@ def test_each_rendering_has_its_own_steps() -> None:
 
 
 def test_tokens_and_variables_are_there_for_the_template() -> None:
-    template = ChatTemplate("{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ mood }}{{ tools is none }}", TOKENS)
-    assert template.render(USER, mood="fair") == "<s></s>fairTrue"
+    template = ChatTemplate("{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ mood }}{{ tools is none }}")
+    assert template.render(USER, mood="fair", **TOKENS) == "<s></s>fairTrue"
 
 
 def test_the_time_is_that_here() -> None:
@@ -244,6 +244,10 @@ def test_what_a_model_wrote_may_be_marked() -> None:
     [
         ("{% if %}", "the chat template cannot be used: Expected an expression, got 'end of statement block' (line 1)"),
         ("\n{{ a | nope }}", "the chat template cannot be used: No filter named 'nope' (line 2)"),
+        (
+            "{% set bos_token = '<s>' %}{% set eos_token = '' %}\n{{ 1 }}\n{{ a | nope }}",
+            "the chat template cannot be used: No filter named 'nope' (line 2)",
+        ),
         ("{{ a.b.c }}", "the chat template cannot be rendered: 'a' is undefined"),
         ("{{ 1 / 0 }}", "the chat template cannot be rendered: ZeroDivisionError: division by zero"),
         ("{{ raise_exception('no system') }}", "the chat template does not take the conversation: no system"),
