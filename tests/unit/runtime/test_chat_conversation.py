@@ -131,6 +131,18 @@ def test_one_call_at_a_time_goes_on_with_a_context(session: Session) -> None:
     assert list(second) == expected
 
 
+def test_statistics_are_of_the_rows_that_are_computed(session: Session) -> None:
+    prompt, context = token_ids("context", 20), session.new_context()
+    policies = []
+    for _ in range(2):
+        generation = session.generate(prompt, 1, context=context)
+        next(generation)
+        policies.append(generation.stats.policy)
+        assert generation.stats.prompt_tokens == 20
+    assert policies == [session.prefill(each).stats.policy for each in (prompt, prompt[:1])]
+    assert policies[0] != policies[1]
+
+
 def test_a_context_of_another_session_is_refused(session: Session, package: Package) -> None:
     with Session(package) as other, pytest.raises(TrapError, match="the context is of another session"):
         session.generate([1, 2], 1, context=other.new_context())
