@@ -15,7 +15,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from estream_loader.package import Package
 from estream_runtime.budget import Budget
-from estream_runtime.sandbox import Sandbox
+from estream_runtime.sandbox import MAX_MESSAGE, Sandbox
 from estream_spec.errors import LinkError, TrapError
 
 Message = Mapping[str, Any]
@@ -100,4 +100,4 @@ def _said(error: Exception) -> str:
     text = (
         error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
     ) or "no reason given"
-    return text.rstrip(".")
+    return text[:MAX_MESSAGE].rstrip(".")

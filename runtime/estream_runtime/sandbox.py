@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from string import Formatter
 from types import GeneratorType
@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from estream_runtime.budget import CHARACTERS, MAX_BITS, Budget
-from estream_runtime.metering import COMPARE, SPEND, WEIGH, Metering
+from estream_runtime.metering import COMPARE, SPEND, WEIGH, Metering, below
 from estream_spec.errors import LinkError, TrapError
 
 
@@ -36,12 +36,21 @@ def _words(text: str) -> frozenset[str]:
 GLANCED: Final = _words("count d default first items last length list map reject rejectattr select selectattr")
 """Filters that look at how many items there are, or at one after the other when that is asked for."""
 FILTERS: Final = GLANCED | _words(
-    "abs capitalize dictsort e escape float format groupby indent int join lower max min replace reverse safe sort"
+    "abs capitalize dictsort e escape float format indent int join lower max min replace reverse safe sort"
     " string sum title tojson trim unique upper"
 )
-BY_ATTRIBUTE: Final = _words("groupby rejectattr selectattr")
-"""Filters that are given the name of an attribute first."""
-ORDERING: Final = _words("dictsort groupby max min sort unique")
+ATTRIBUTE_AT: Final = {
+    "join": 1,
+    "max": 1,
+    "min": 1,
+    "rejectattr": 0,
+    "selectattr": 0,
+    "sort": 2,
+    "sum": 0,
+    "unique": 1,
+}
+"""Where the name of an attribute stands among the arguments of a filter, if not by its own name."""
+ORDERING: Final = _words("dictsort max min sort unique")
 """Filters that compare items with one another."""
 COMPARING: Final = _words("!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lt ne")
 """Tests that look at all their values hold."""
@@ -72,6 +81,8 @@ MAX_WIDTH: Final = 100
 """Columns a filter may indent by or fill up to."""
 MAX_PATH: Final = 8
 """Points in the name of an attribute; each leads one value further in."""
+MAX_MESSAGE: Final = 1000
+"""Characters of what a template says it does not take."""
 MAX_NODES: Final = 1 << 13
 """Parts of a template's tree. Published ones have less than half."""
 _WIDE: Final = re.compile(r"\d{3,}|\*")
@@ -114,7 +125,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """The tree of a template, which counts its steps; what is made of it takes time and memory in proportion."""
         tree = super()._parse(source, name, filename)
-        if sum(1 for _ in _below(tree)) > MAX_NODES:
+        if sum(1 for _ in below(tree)) > MAX_NODES:
             raise LinkError(f"the chat template has more than {MAX_NODES} parts")
         Metering().visit(tree)
         tree.set_environment(self)
@@ -131,7 +142,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         budget = self.budget
         budget.spend(CALL)
         if isinstance(callee, (Macro, LoopContext, BlockReference)):
-            budget.spend(CALL)
+            budget.spend(CALL + len(args) + len(kwargs))
             return super().call(context, callee, *args, **kwargs)
         for each in (*args, *kwargs.values()):
             budget.weigh(each)
@@ -275,11 +286,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 self.budget.weigh(value, ORDER if name in ORDERING else 1)
             for each in (*rest, *kwargs.values()):
                 self.budget.weigh(each)
-            for each in (kwargs.get("attribute"), *(rest[:1] if name in BY_ATTRIBUTE else ())):
-                if isinstance(each, str) and each.count(".") > MAX_PATH:
-                    raise TrapError(
-                        f"the chat template looks for {each[:80]!r}, more than {MAX_PATH} values further in"
-                    )
+            named = rest[ATTRIBUTE_AT[name] :][:1] if name in ATTRIBUTE_AT else []
+            for each in (*named, kwargs.get("attribute")):
+                if isinstance(each, tuple) or (isinstance(each, str) and each.count(".") > MAX_PATH):
+                    raise TrapError(f"the chat template looks for {str(each)[:80]!r} in values, which it may not")
             if name == "format":
                 self._check_format(str(value), [*rest, *kwargs.values()])
             elif name == "sum" and any(isinstance(each, (list, tuple)) for each in (*rest, *kwargs.values())):
@@ -340,21 +350,13 @@ def _narrow(value: object) -> bool:
     return len(value) <= MAX_WIDTH if isinstance(value, str) else not isinstance(value, int) or value <= MAX_WIDTH
 
 
-def _below(node: nodes.Node) -> Iterator[nodes.Node]:
-    """The node and all that is in it."""
-    pending = [node]
-    while pending:
-        yield (each := pending.pop())
-        pending.extend(each.iter_child_nodes())
-
-
 def _refuse(message: object) -> NoReturn:
     """What a template calls on a conversation it does not take."""
-    raise TrapError(f"the chat template does not take the conversation: {message}")
+    raise TrapError(f"the chat template does not take the conversation: {str(message)[:MAX_MESSAGE]}")
 
 
 def _now(form: str) -> str:
     """The time here, as a format of `strftime` says."""
-    if _WIDE.search(form):
+    if len(form) > MAX_WIDTH or _WIDE.search(form):
         raise TrapError(f"the chat template fills up columns by {form[:80]!r}")
     return datetime.now().strftime(form)

@@ -81,7 +81,7 @@ TEMPLATES: Final = {
   {% if loop.index == 2 %}{% break %}{% endif %}
 {% else %}none{% endfor %}
 {% set text %}{{ messages | map(attribute='role') | list }}
- {{ messages | groupby('role') | map('first') | join }}{% endset %}
+ {{ messages | map('first') | join }}{% endset %}
 {{ text | indent(4) }} {{ '%s|%5d' | format('a', 3) }} {{ '{:>5}{x}'.format('z', x=1) }} {{ [3, 1] | sort | sum }}
 {{ messages | selectattr('role', 'in', ['user']) | list | tojson }}
 {{ dict(a=1).items() | list }} {{ 2 ** 8 }} {{ -3 % 5 }}
@@ -160,6 +160,15 @@ HOSTILE: Final = (
     "{{ ('\n' * 3000000) | indent(100, blank=true) }}",
     "{{ 1 }}" * 9000,
     "{{ a < b }}" * 6000,
+    "{% set x = 'a' * 1000000 %}{{ x" + " ~ x" * 4000 + " }}",
+    "{% set t = (1,) * 100000 %}{% set d = {} %}{% for i in range(90000) %}{% if d[t] %}{% endif %}{% endfor %}",
+    "{{ [{}] * 100000 | map(attribute=(1,) * 100000) | list }}",
+    "{{ ([{}] * 9000) | sort(false, false, (1,) * 100000) }}",
+    "{% macro m() %}{{ varargs[0] }}{% endmacro %}{% set l = [1] * 100000 %}{% for i in range(90000) %}"
+    "{{ m(*l) }}{% endfor %}",
+    "{% for a in range(90000) %}{% for b in range(9) %}" + "{% set y = a.b %}" * 2000 + "{% endfor %}{% endfor %}",
+    "{% macro m() %}" + "{% set y = a.b %}" * 1000 + "{% endmacro %}{% for b in range(90000) %}{{ m() }}{% endfor %}",
+    "{{ strftime_now('%p' * 1000000) }}",
     "{{ lipsum(n=100000) }}",
     "{{ ''.__class__.__mro__ }}",
     "{{ messages.append(1) }}",
@@ -255,6 +264,7 @@ def test_what_a_model_wrote_may_be_marked() -> None:
             "{{ [1].pop() }}",
             "the chat template cannot be rendered: access to attribute 'pop' of 'list' object is unsafe",
         ),
+        ("{{ raise_exception('no' * 100000) }}", "the chat template does not take the conversation: nono"),
         ("{{ 'a'.zfill(9) }}", "the chat template calls str.zfill, which it may not"),
         (
             "{{ {1: x} | tojson }}",
@@ -266,6 +276,7 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
     with pytest.raises((TrapError, LinkError)) as caught:
         ChatTemplate(text).render(USER)
     assert caught.value.message.startswith(message)
+    assert len(caught.value.message) < 1100
 
 
 def test_the_template_of_a_package() -> None:
