@@ -12,12 +12,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from estream_runtime.context import Context
+    from estream_runtime.conversation import Answer, Conversation
     from estream_runtime.session import Generation, Prefill, Session
     from estream_runtime.stats import Stats
 
-__all__ = ["Generation", "Prefill", "Session", "Stats"]
+__all__ = ["Answer", "Context", "Conversation", "Generation", "Prefill", "Session", "Stats"]
 
-_MODULES = {"Generation": "session", "Prefill": "session", "Session": "session", "Stats": "stats"}
+_MODULES = {
+    "Answer": "conversation",
+    "Context": "context",
+    "Conversation": "conversation",
+    "Generation": "session",
+    "Prefill": "session",
+    "Session": "session",
+    "Stats": "stats",
+}
 
 
 def __getattr__(name: str) -> object:

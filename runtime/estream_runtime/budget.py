@@ -20,6 +20,8 @@ CHARACTERS: Final = 32
 """Characters that are read or written in one step."""
 ITEMS: Final = 16
 """Items that are walked over in one step by what does nothing else with them."""
+MATCHES: Final = 1024
+"""Characters that are compared in one step."""
 MAX_BITS: Final = 4096
 """Of a whole number: calculating with longer ones takes long."""
 _VIEWS: Final = (KeysView, ValuesView, ItemsView)
@@ -41,6 +43,7 @@ class Budget:
         Raises:
             TrapError: not so many are left.
         """
+        assert steps >= 0, steps
         self._left -= math.ceil(steps)
         if self._left < 0:
             hint = "it loops or grows without an end, or the conversation is far too long for it"
@@ -49,6 +52,14 @@ class Budget:
     def spend_text(self, characters: int) -> None:
         """Pay for so many characters. Raises as `spend` does."""
         self.spend(1 + characters / CHARACTERS)
+
+    def search(self, text: object, wanted: object) -> None:
+        """Pay for looking for a text, or for any of its characters, at every place of another one.
+
+        Raises as `spend` does.
+        """
+        if isinstance(text, str) and isinstance(wanted, str):
+            self.spend(len(text) * len(wanted) / MATCHES)
 
     def glance(self, value: object) -> None:
         """Pay for what walks over a value without a look at what its items hold. Raises as `spend` does."""
@@ -84,8 +95,11 @@ class Budget:
             elif isinstance(each, _VIEWS):
                 self.spend(times * (1 + len(each)))
                 pending.extend(each)
-            elif isinstance(each, int) and each.bit_length() > MAX_BITS:
-                raise TrapError(f"the chat template makes a number of {each.bit_length()} bits, more than {MAX_BITS}")
+            elif isinstance(each, int):
+                if each.bit_length() > MAX_BITS:
+                    bits = f"{each.bit_length()} bits, more than {MAX_BITS}"
+                    raise TrapError(f"the chat template makes a number of {bits}")
+                self.spend(times * (1 + each.bit_length() // (3 * CHARACTERS)))  # it may be written
             elif isinstance(each, Namespace):  # it could hold itself
                 raise TrapError("the chat template uses a namespace as a value")
             else:

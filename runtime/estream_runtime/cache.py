@@ -18,7 +18,7 @@ CHUNK: Final = 256
 class KeyValues:
     """Keys and values of one layer, f32 `[key_value_heads, room, width]` each.
 
-    Room beyond `length` is zero or left over; a mask keeps it out of every result.
+    Room beyond `length` is zero: a mask keeps it out of every result, but not what is not finite.
 
     Args:
         attention: shapes.
@@ -44,9 +44,10 @@ class KeyValues:
         self.length = end
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Forget all but the first `length` tokens, and what a call that failed began to write behind them."""
         assert length <= self.length
         self.length = length
+        self._keys[:, length:], self._values[:, length:] = 0, 0
 
     def whole(self) -> tuple[Floats, Floats]:
         """All of the room, contiguous."""
@@ -77,8 +78,8 @@ class Entered:
     def append(self, rows: Floats) -> None:
         """Add what the tokens that follow put in, f32 `[T, hidden]`."""
         kept = len(self.rows)
+        self.length += len(rows)  # first, so that it tells when this is interrupted
         self.rows = np.concatenate([self.rows, rows[-kept:]])[-kept:]
-        self.length += len(rows)
 
 
 Kept = KeyValues | Entered

@@ -7,6 +7,7 @@ with open_package("model.emoe") as package:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,13 +15,15 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from estream_loader.package import Package
 from estream_runtime.budget import Budget
-from estream_runtime.sandbox import Sandbox
+from estream_runtime.sandbox import MAX_MESSAGE, Sandbox
 from estream_spec.errors import LinkError, TrapError
 
 Message = Mapping[str, Any]
 """One message: at least `role` and `content`; what else it may have is up to the template."""
-MAX_LENGTH: Final = 1 << 18
-"""Characters of a template. Published ones have less than a tenth."""
+MAX_LENGTH: Final = 1 << 16
+"""Characters of a template. Published ones have less than half."""
+_TOKENS_SET: Final = re.compile(r"(\{% set [a-z]+_token = '[^\n]*' %\})+\n")
+"""The line that a packer puts before a template; faults are told by the lines of the template as it was published."""
 
 
 class ChatTemplate:
@@ -29,23 +32,23 @@ class ChatTemplate:
     Not for several threads at a time.
 
     Args:
-        text: the template.
-        tokens: the special tokens it names, such as `bos_token`; those of packages set them themselves.
+        text: the template; the special tokens it names are set in it, or given to `render`.
 
     Raises:
         LinkError: it cannot be understood.
     """
 
-    def __init__(self, text: str, tokens: Mapping[str, str] | None = None):
+    def __init__(self, text: str):
         if len(text) > MAX_LENGTH:
             raise LinkError(f"the chat template has {len(text)} characters, expected at most {MAX_LENGTH}")
-        self._sandbox, self._tokens = Sandbox(), dict(tokens or {})
+        self._sandbox = Sandbox()
         try:
             self._template = self._sandbox.from_string(text)
         except TrapError:
             raise
         except Exception as error:
-            line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
+            before = 1 if _TOKENS_SET.match(text) else 0
+            line = f" (line {error.lineno - before})" if isinstance(error, TemplateSyntaxError) else ""
             raise LinkError(f"the chat template cannot be used: {_said(error)}{line}") from None
 
     def render(
@@ -69,7 +72,7 @@ class ChatTemplate:
             TrapError: the template does not take the conversation, fails, or takes too many steps.
         """
         self._sandbox.budget = Budget()
-        given = {"messages": messages, "tools": tools, "documents": None, **self._tokens, **variables}
+        given = {"messages": messages, "tools": tools, "documents": None, **variables}
         try:
             return self._template.render(**given, add_generation_prompt=add_generation_prompt)
         except TrapError:
@@ -97,4 +100,4 @@ def _said(error: Exception) -> str:
     text = (
         error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
     ) or "no reason given"
-    return text.rstrip(".")
+    return text[:MAX_MESSAGE].rstrip(".")

@@ -19,17 +19,23 @@ class Context:
 
     Attributes:
         cache: what they keep, by layer.
+        uses: prompts that were begun in it; whoever goes on with one must find it at the number that theirs had.
     """
 
     def __init__(self, new_cache: Callable[[], Sequence[Kept]]):
-        self._new_cache = new_cache
+        self.uses, self._new_cache = 0, new_cache
         self.cache, self._token_ids = new_cache(), np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._token_ids)
 
+    def is_made_by(self, new_cache: Callable[[], Sequence[Kept]]) -> bool:
+        """Whether what the layers keep in it comes from there."""
+        return self._new_cache == new_cache
+
     def unseen(self, prompt: Ids) -> Ids:
         """The part of a prompt that is still to be computed, at least its last token; what differs is forgotten."""
+        self.uses += 1
         both = min(len(self), len(prompt) - 1)
         differs = np.flatnonzero(self._token_ids[:both] != prompt[:both])
         self._cut(int(differs[0]) if len(differs) else both)

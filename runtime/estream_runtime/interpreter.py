@@ -328,13 +328,13 @@ def _attend_feeds(
 ) -> dict[str, Array]:
     """Inputs of the graph `attend` for a block of consecutive rows of one sequence.
 
-    A single row takes all the room there is, masked, since that needs no copy; a block takes what its rows see.
+    A single row that sees all takes all the room there is, masked, since that needs no copy; otherwise rows take what
+    they see.
     """
-    first = 0
-    if len(positions) == 1:
+    first = 0 if window is None else max(0, int(positions[0]) + 1 - window)
+    if len(positions) == 1 and first == 0:
         keys, values = held.whole()
     else:
-        first = 0 if window is None else max(0, int(positions[0]) + 1 - window)
         keys, values = (each[:, first:] for each in held.first(int(positions[-1]) + 1))
     seen = np.arange(first, first + keys.shape[1])
     allowed = seen <= positions[:, None]

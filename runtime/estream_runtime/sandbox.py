@@ -15,16 +15,18 @@ from string import Formatter
 from types import GeneratorType
 from typing import Any, Final, NoReturn
 
-from jinja2 import nodes, pass_context
+from jinja2 import nodes, pass_context, pass_eval_context
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_indent, sync_do_join
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
-from estream_runtime.budget import MAX_BITS, Budget
-from estream_runtime.metering import COMPARE, SPEND, WEIGH, Metering
-from estream_spec.errors import TrapError
+from estream_runtime.budget import CHARACTERS, MAX_BITS, Budget
+from estream_runtime.metering import COMPARE, SPEND, WEIGH, Metering, below
+from estream_spec.errors import LinkError, TrapError
 
 
 def _words(text: str) -> frozenset[str]:
@@ -34,13 +36,29 @@ def _words(text: str) -> frozenset[str]:
 GLANCED: Final = _words("count d default first items last length list map reject rejectattr select selectattr")
 """Filters that look at how many items there are, or at one after the other when that is asked for."""
 FILTERS: Final = GLANCED | _words(
-    "abs capitalize dictsort e escape float forceescape format groupby indent int join lower max min replace reverse"
-    " round safe sort string sum title tojson trim truncate unique upper urlencode wordcount"
+    "abs capitalize dictsort e escape float format indent int join lower max min replace reverse safe sort"
+    " string sum title tojson trim unique upper"
 )
-ORDERING: Final = _words("dictsort groupby max min sort unique")
+ATTRIBUTE_AT: Final = {
+    "join": 1,
+    "max": 1,
+    "min": 1,
+    "rejectattr": 0,
+    "selectattr": 0,
+    "sort": 2,
+    "sum": 0,
+    "unique": 1,
+}
+"""Where the name of an attribute stands among the arguments of a filter, if not by its own name."""
+ORDERING: Final = _words("dictsort max min sort unique")
 """Filters that compare items with one another."""
 COMPARING: Final = _words("!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lt ne")
 """Tests that look at all their values hold."""
+TESTS: Final = COMPARING | _words(
+    "boolean defined even false float integer iterable mapping none number odd sameas sequence string true undefined"
+)
+SEARCHING: Final = _words("count find index lstrip partition replace rfind rindex rpartition rsplit rstrip split strip")
+"""Methods of texts that may look for all of one text at every place of another."""
 METHODS: Final[Mapping[type, frozenset[str]]] = {
     str: _words(
         "capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier"
@@ -60,7 +78,13 @@ FILTER: Final = 3
 ORDER: Final = 10
 """Steps for each part of what is put in order."""
 MAX_WIDTH: Final = 100
-"""Columns a filter may indent by or fill up to, and digits it may round to."""
+"""Columns a filter may indent by or fill up to."""
+MAX_PATH: Final = 8
+"""Points in the name of an attribute; each leads one value further in."""
+MAX_MESSAGE: Final = 1000
+"""Characters of what a template says it does not take."""
+MAX_NODES: Final = 1 << 13
+"""Parts of a template's tree. Published ones have less than half."""
 _WIDE: Final = re.compile(r"\d{3,}|\*")
 """In a format: a width of its own, or one that comes with the values."""
 
@@ -75,7 +99,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, Generation])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, MarkedBlock])
         self.budget = Budget()
         self.globals = {
             "range": self.globals["range"],
@@ -86,24 +110,39 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "raise_exception": _refuse,
             "strftime_now": _now,
         }
-        library = self.filters | {"tojson": _to_json}
+        own = {
+            "indent": self._indent,
+            "join": self._join,
+            "replace": self._replace,
+            "tojson": self._to_json,
+            "trim": self._trim,
+        }
+        library = self.filters | own
         self.filters = {name: self._paid_filter(name, library[name]) for name in FILTERS}
         self.filters |= {SPEND: self._spend, WEIGH: self._weigh, COMPARE: self._compare}
-        self.tests = {name: self._paid_test(name, test) for name, test in self.tests.items()}
+        self.tests = {name: self._paid_test(name, self.tests[name]) for name in TESTS}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """The tree of a template, which counts its steps."""
+        """The tree of a template, which counts its steps; what is made of it takes time and memory in proportion."""
         tree = super()._parse(source, name, filename)
+        if sum(1 for _ in below(tree)) > MAX_NODES:
+            raise LinkError(f"the chat template has more than {MAX_NODES} parts")
         Metering().visit(tree)
         tree.set_environment(self)
         return tree
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a filter that the template names by a value, as `map` is given one: never one that keeps the budget."""
+        if name not in FILTERS:
+            raise TrapError(f"the chat template asks for the filter {str(name)[:80]!r}, which it may not")
+        return super().call_filter(name, *args, **kwargs)
 
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a macro, a function, or a method that may be called."""
         budget = self.budget
         budget.spend(CALL)
         if isinstance(callee, (Macro, LoopContext, BlockReference)):
-            budget.spend(CALL)
+            budget.spend(CALL + len(args) + len(kwargs))
             return super().call(context, callee, *args, **kwargs)
         for each in (*args, *kwargs.values()):
             budget.weigh(each)
@@ -170,7 +209,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.weigh(args[0])
             self.budget.weigh(owner, len(args[0]))
         elif name == "replace" and len(args) > 1:
-            self._pay_replace(owner, args[0], args[1])
+            self._pay_replace(owner, str(args[0]), str(args[1]))
+        elif name in SEARCHING:
+            for each in (*args, *kwargs.values()):
+                self.budget.search(owner, each)
         elif name == "format":
             fields = [spec for _, field, spec, _ in Formatter().parse(owner) if field is not None]
             if any("{" in (spec or "") or _WIDE.search(spec or "") for spec in fields):
@@ -183,9 +225,52 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if not isinstance(value, Namespace):
             self.budget.weigh(value)
 
-    def _pay_replace(self, text: str, old: Any, new: Any) -> None:
-        if isinstance(old, str) and isinstance(new, str):
-            self.budget.weigh(new, text.count(old))
+    def _pay_replace(self, text: str, old: str, new: str) -> None:
+        self.budget.search(text, old)
+        self.budget.weigh(new, text.count(old))
+
+    def _replace(self, value: Any, old: Any, new: Any, count: int = -1) -> str:
+        """As the library's filter of that name; so are those that follow, each paid for before it makes anything."""
+        text, old, new = str(value), str(old), str(new)
+        self._pay_replace(text, old, new)
+        return text.replace(old, new, count)
+
+    def _trim(self, value: Any, chars: str | None = None) -> str:
+        text = value if isinstance(value, str) else str(value)
+        self.budget.search(text, chars)
+        return text.strip(chars)
+
+    @pass_eval_context
+    def _join(self, context: EvalContext, value: Any, d: Any = "", attribute: Any = None) -> str:
+        items, between = list(value), str(d)
+        self.budget.weigh(items)
+        self.budget.weigh(between, len(items))
+        return sync_do_join(context, items, between, attribute)
+
+    def _indent(self, value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+        if not _narrow(width):
+            raise TrapError(f"the chat template indents by more than {MAX_WIDTH} columns")
+        before = width if isinstance(width, str) else " " * width
+        self.budget.weigh(before, 1 + len(value.splitlines()))
+        return do_indent(value, before, first, blank)
+
+    def _to_json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """A value as JSON, without the escapes for HTML that the library's own filter makes."""
+        if not _narrow(indent):
+            raise TrapError(f"the chat template indents by more than {MAX_WIDTH} columns")
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        pieces = list[str]()
+        for piece in encoder.iterencode(value):
+            self.budget.spend(len(piece) / CHARACTERS)
+            pieces.append(piece)
+        return "".join(pieces)
 
     def _paid_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A filter that is paid for."""
@@ -195,21 +280,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         def paid(*args: Any, **kwargs: Any) -> Any:
             self.budget.spend(FILTER)
             before, (value, *rest) = args[:first], args[first:]
-            if name == "join":
-                value = list(value)
-                self.budget.weigh(rest[0] if rest else kwargs.get("d", ""), len(value))
             if name in GLANCED:
                 self.budget.glance(value)
             else:
                 self.budget.weigh(value, ORDER if name in ORDERING else 1)
             for each in (*rest, *kwargs.values()):
                 self.budget.weigh(each)
-                if name in ("indent", "round", "tojson") and not _narrow(each):
-                    raise TrapError(f"the chat template asks the filter {name!r} for more than {MAX_WIDTH} columns")
+            named = rest[ATTRIBUTE_AT[name] :][:1] if name in ATTRIBUTE_AT else []
+            for each in (*named, kwargs.get("attribute")):
+                if isinstance(each, tuple) or (isinstance(each, str) and each.count(".") > MAX_PATH):
+                    raise TrapError(f"the chat template looks for {str(each)[:80]!r} in values, which it may not")
             if name == "format":
                 self._check_format(str(value), [*rest, *kwargs.values()])
-            elif name == "replace" and len(rest) > 1:
-                self._pay_replace(str(value), *rest[:2])
             elif name == "sum" and any(isinstance(each, (list, tuple)) for each in (*rest, *kwargs.values())):
                 raise TrapError("the chat template sums up lists")
             return self._made(function(*before, value, *rest, **kwargs))
@@ -224,12 +306,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.spend(1)
             for each in args if name in COMPARING else ():
                 self._look_at(each)
+            if name == "in" and len(args) == 2:
+                self.budget.search(args[1], args[0])
+            elif name in ("even", "odd") and isinstance(args[0], str):
+                raise TrapError(f"the chat template asks whether a text is {name}")  # it would be filled in
             return bool(test(*args, **kwargs))
 
         return paid
 
 
-class Generation(Extension):
+class MarkedBlock(Extension):
     """The block `generation`, which marks what a model wrote: it is rendered as if it were not there."""
 
     tags = {"generation"}  # noqa: RUF012 - as the library declares it
@@ -260,28 +346,17 @@ def _may_call(owner: object, name: str) -> bool:
 
 
 def _narrow(value: object) -> bool:
-    """Whether an argument asks for no more columns than may be, as a number or as the text to indent by."""
+    """Whether what to indent by, columns or a text, is no more than may be."""
     return len(value) <= MAX_WIDTH if isinstance(value, str) else not isinstance(value, int) or value <= MAX_WIDTH
 
 
 def _refuse(message: object) -> NoReturn:
     """What a template calls on a conversation it does not take."""
-    raise TrapError(f"the chat template does not take the conversation: {message}")
+    raise TrapError(f"the chat template does not take the conversation: {str(message)[:MAX_MESSAGE]}")
 
 
 def _now(form: str) -> str:
     """The time here, as a format of `strftime` says."""
-    if _WIDE.search(form):
+    if len(form) > MAX_WIDTH or _WIDE.search(form):
         raise TrapError(f"the chat template fills up columns by {form[:80]!r}")
     return datetime.now().strftime(form)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """A value as JSON, without the escapes for HTML that the library's own filter makes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -260,7 +260,7 @@ class Session:
     def prefill(self, token_ids: TokenIds) -> Prefill:
         """Logits of the token after a prompt, and what they cost. Raises as `forward` does."""
         prompt = self._prompt(token_ids)
-        meter = self._meter(prompt)
+        meter = self._meter(len(prompt), len(prompt))
         with meter.running():
             logits = self._run(Batch.of(prompt), self._interpreter.last_logits, asked=_LAST)
         return Prefill(logits, meter.stats())
@@ -278,7 +278,7 @@ class Session:
             What computed, was read and was in banks at what time; `estream_spec.trace.encode_trace` makes it a file.
         """
         prompt = self._prompt(token_ids)
-        meter = self._meter(prompt)
+        meter = self._meter(len(prompt), len(prompt))
         program, load = self._programs.for_rows(len(prompt), self._model)
         self._interpreter.pager.divide(program.bank_count, program.group_size)  # before anyone watches the banks
         laps = Laps()
@@ -326,16 +326,22 @@ class Session:
                 are not computed again, and it then holds those of this call. None begins anew.
 
         Raises:
-            TrapError: as `forward` does, and for a value out of range; at once, not with the first token.
+            TrapError: as `forward` does, and for a value out of range or a context of another session; at once, not
+                with the first token. Later, where another call has begun to use the context meanwhile.
             LinkError: the tokenizer cannot be used, or knows no token of the model's.
         """
         prompt = self._prompt(token_ids)
         check_count("max_new_tokens", max_new_tokens)
         count = min(max_new_tokens, self.most_tokens - len(prompt))
-        meter = self._meter(prompt)
         sampler = Sampler(temperature, top_p, seed, self._known_tokens)
         context = self.new_context() if context is None else context
-        return Generation(self._tokens(prompt, count, sampler, context), meter)
+        if not context.is_made_by(self._interpreter.new_cache):
+            raise TrapError(
+                "the context is of another session", hint="take one that new_context() of this session made"
+            )
+        unseen = context.unseen(prompt) if count else prompt
+        meter = self._meter(len(prompt), len(unseen))
+        return Generation(self._tokens(unseen, count, sampler, context, context.uses), meter)
 
     def new_context(self) -> Context:
         """An empty context for calls of `generate` whose prompts begin alike, such as the turns of a conversation."""
@@ -387,10 +393,12 @@ class Session:
             return np.empty(0)
         return self._run(Batch.of(text[:-1]), lambda x: self._followed_by(x, text[1:]))
 
-    def _tokens(self, prompt: Ids, count: int, sampler: Sampler, context: Context) -> Iterator[int]:
-        """At most `count` tokens after the prompt, the end token included."""
-        unseen = context.unseen(prompt) if count else prompt
+    def _tokens(self, unseen: Ids, count: int, sampler: Sampler, context: Context, use: int) -> Iterator[int]:
+        """At most `count` tokens after what the context holds and what it has not seen, the end token included."""
         for _ in range(count):
+            if context.uses != use:
+                hint = "give each call that goes on at the same time a context of its own"
+                raise TrapError("another call has begun to use the context", hint=hint)
             with context.extended(unseen):
                 logits = self._next_logits(unseen, context.cache)
             token = sampler.choose(logits)
@@ -430,11 +438,12 @@ class Session:
             with self._interpreter.recorder.during("wait"):
                 self._embedding.prove()
 
-    def _meter(self, prompt: Ids) -> Meter:
-        program, _ = self._programs.for_rows(len(prompt), self._model)
+    def _meter(self, prompt_tokens: int, rows: int) -> Meter:
+        """Of a call whose first pass through the layers takes so many rows."""
+        program, _ = self._programs.for_rows(rows, self._model)
         return Meter(
             self._interpreter,
-            len(prompt),
+            prompt_tokens,
             policy=POLICY_NAMES[Policy(program.policy)],
             backend=self._backend,
             notice=self.notice,

@@ -13,7 +13,7 @@ import msgspec
 from estream_loader.console import REFUSED, tell_error
 from estream_runtime.commands.generate import figures
 from estream_runtime.commands.options import sampling_options, session_options
-from estream_runtime.conversation import Conversation, Ended
+from estream_runtime.conversation import MAX_NEW_TOKENS, Conversation, Ended
 from estream_runtime.session import Session
 from estream_spec.errors import TrapError
 
@@ -30,14 +30,15 @@ _WHY: Final[dict[Ended, str]] = {
 @click.command()
 @session_options
 @click.option("--system", help="What the model is told before the conversation; not every model takes that.")
-@sampling_options(512)
+@sampling_options(MAX_NEW_TOKENS)
 @click.option("--json", "as_json", is_flag=True, help="Print each answer, or why there is none, as one line of JSON.")
 def command(session: Session, system: str | None, as_json: bool, **sampling: Any) -> None:
     """Talk with PACKAGE, by the chat template that comes with it.
 
     Each line is one turn, typed or from a file or pipe; empty ones are passed over. The model sees all of the
     conversation, of which only what is new is computed. Ctrl-C stops an answer, Ctrl-D ends the conversation, and the
-    line /new begins it anew. A turn that is refused, as when the conversation outgrows the context, leaves it as it
+    line /new begins it anew. Of a model that thinks in a channel of its own all is shown, and only the last message
+    stays in the conversation. A turn that is refused, as when the conversation outgrows the context, leaves it as it
     was. The exit code is 1 where that happened to lines that were not typed.
     """
     conversation = Conversation(session, system)

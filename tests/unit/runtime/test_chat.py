@@ -18,7 +18,7 @@ from estream_spec.constants import SectionType
 from estream_spec.errors import LinkError, TrapError
 from fixtures.packages import Draft, Section
 
-TOKENS: Final = {"bos_token": "<s>", "eos_token": "</s>"}
+TOKENS: Final[dict[str, Any]] = {"bos_token": "<s>", "eos_token": "</s>"}
 USER: Final = [{"role": "user", "content": ' Hi <b>&é "q"</b>\n'}]
 SYSTEM: Final = [{"role": "system", "content": "Be brief. "}, *USER]
 TURNS: Final = [
@@ -81,7 +81,7 @@ TEMPLATES: Final = {
   {% if loop.index == 2 %}{% break %}{% endif %}
 {% else %}none{% endfor %}
 {% set text %}{{ messages | map(attribute='role') | list }}
- {{ messages | groupby('role') | map('first') | join }}{% endset %}
+ {{ messages | map('first') | join }}{% endset %}
 {{ text | indent(4) }} {{ '%s|%5d' | format('a', 3) }} {{ '{:>5}{x}'.format('z', x=1) }} {{ [3, 1] | sort | sum }}
 {{ messages | selectattr('role', 'in', ['user']) | list | tojson }}
 {{ dict(a=1).items() | list }} {{ 2 ** 8 }} {{ -3 % 5 }}
@@ -136,6 +136,39 @@ HOSTILE: Final = (
     "{{ strftime_now('%1000000000d') }}",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "{% for a in [1] %}" * 40 + "{% endfor %}" * 40,
+    "{% set x = [-1000000000] | map('-spend') | list %}{% for a in range(90000) %}{% for b in range(60) %}"
+    "{% set y = 1 %}{% endfor %}{% endfor %}",
+    "{{ 5 | round(-3000000) }}",
+    "{{ ('a' * 200000).rfind('ab' + 'a' * 100000) }}",
+    "{{ ('a' * 200000).rsplit(sep='ab' + 'a' * 100000) }}",
+    "{% set l = 'a' * 7000 + 'b' + 'a' * 7000 %}{% set s = 'a' * 29000 %}{% for i in range(999) %}"
+    "{% if l in s %}{% endif %}{% endfor %}",
+    "{{ ['a' * 200000] | select('in', ('b' + 'a' * 100000) * 3) | list }}",
+    "{{ 1 in [1] in [[1]] }}",
+    "{{ ('a' * 200000).strip('b' * 100000 + 'a') }}",
+    "{{ ('a' * 200000) | trim('b' * 100000 + 'a') }}",
+    "{% set s = 'a' * 1500000 %}{% for i in range(1000) %}{% if s is lower %}{% endif %}{% endfor %}",
+    "{{ '%1000000000d' is odd }}",
+    "{{ '%1000000000d' is divisibleby(7) }}",
+    "{{ (range(100000) | list) | map(attribute='a.' * 10000, default='') | list }}",
+    "{% set s = 'A' * 1000000 %}{{ range(900) | list | tojson(separators=(s, s)) }}",
+    "{{ ('a' * 1000) | replace(old='a', new='B' * 1000000) }}",
+    "{{ ('1' * 1000) | replace(1, 'B' * 1000000) }}",
+    "{{ ('&' * 1000 | safe).replace('&', [1] * 100000) }}",
+    "{{ range(90000) | join([10 ** 1200] * 9000) }}",
+    "{{ [10 ** 1200] * 200000 }}",
+    "{{ ('\n' * 3000000) | indent(100, blank=true) }}",
+    "{{ 1 }}" * 9000,
+    "{{ a < b }}" * 6000,
+    "{% set x = 'a' * 1000000 %}{{ x" + " ~ x" * 4000 + " }}",
+    "{% set t = (1,) * 100000 %}{% set d = {} %}{% for i in range(90000) %}{% if d[t] %}{% endif %}{% endfor %}",
+    "{{ [{}] * 100000 | map(attribute=(1,) * 100000) | list }}",
+    "{{ ([{}] * 9000) | sort(false, false, (1,) * 100000) }}",
+    "{% macro m() %}{{ varargs[0] }}{% endmacro %}{% set l = [1] * 100000 %}{% for i in range(90000) %}"
+    "{{ m(*l) }}{% endfor %}",
+    "{% for a in range(90000) %}{% for b in range(9) %}" + "{% set y = a.b %}" * 2000 + "{% endfor %}{% endfor %}",
+    "{% macro m() %}" + "{% set y = a.b %}" * 1000 + "{% endmacro %}{% for b in range(90000) %}{{ m() }}{% endfor %}",
+    "{{ strftime_now('%p' * 1000000) }}",
     "{{ lipsum(n=100000) }}",
     "{{ ''.__class__.__mro__ }}",
     "{{ messages.append(1) }}",
@@ -164,10 +197,10 @@ def plain(text: str, messages: Sequence[Any], **variables: Any) -> str:
 def test_it_renders_what_jinja_renders(name: str, messages: list[dict[str, Any]]) -> None:
     for tools in (None, TOOLS):
         for options in ({}, {"enable_thinking": False}):
-            given: dict[str, Any] = {"add_generation_prompt": tools is None, "tools": tools, **options}
-            template = ChatTemplate(TEMPLATES[name], TOKENS)
+            given: dict[str, Any] = {"add_generation_prompt": tools is None, "tools": tools, **options, **TOKENS}
+            template = ChatTemplate(TEMPLATES[name])
             try:
-                expected = plain(TEMPLATES[name], messages, **given, **TOKENS)
+                expected = plain(TEMPLATES[name], messages, **given)
             except ZeroDivisionError:
                 with pytest.raises(TrapError, match="does not take the conversation: take turns"):
                     template.render(messages, **given)
@@ -200,8 +233,8 @@ def test_each_rendering_has_its_own_steps() -> None:
 
 
 def test_tokens_and_variables_are_there_for_the_template() -> None:
-    template = ChatTemplate("{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ mood }}{{ tools is none }}", TOKENS)
-    assert template.render(USER, mood="fair") == "<s></s>fairTrue"
+    template = ChatTemplate("{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ mood }}{{ tools is none }}")
+    assert template.render(USER, mood="fair", **TOKENS) == "<s></s>fairTrue"
 
 
 def test_the_time_is_that_here() -> None:
@@ -220,6 +253,10 @@ def test_what_a_model_wrote_may_be_marked() -> None:
     [
         ("{% if %}", "the chat template cannot be used: Expected an expression, got 'end of statement block' (line 1)"),
         ("\n{{ a | nope }}", "the chat template cannot be used: No filter named 'nope' (line 2)"),
+        (
+            "{% set bos_token = '<s>' %}{% set eos_token = '' %}\n{{ 1 }}\n{{ a | nope }}",
+            "the chat template cannot be used: No filter named 'nope' (line 2)",
+        ),
         ("{{ a.b.c }}", "the chat template cannot be rendered: 'a' is undefined"),
         ("{{ 1 / 0 }}", "the chat template cannot be rendered: ZeroDivisionError: division by zero"),
         ("{{ raise_exception('no system') }}", "the chat template does not take the conversation: no system"),
@@ -227,6 +264,7 @@ def test_what_a_model_wrote_may_be_marked() -> None:
             "{{ [1].pop() }}",
             "the chat template cannot be rendered: access to attribute 'pop' of 'list' object is unsafe",
         ),
+        ("{{ raise_exception('no' * 100000) }}", "the chat template does not take the conversation: nono"),
         ("{{ 'a'.zfill(9) }}", "the chat template calls str.zfill, which it may not"),
         (
             "{{ {1: x} | tojson }}",
@@ -238,6 +276,7 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
     with pytest.raises((TrapError, LinkError)) as caught:
         ChatTemplate(text).render(USER)
     assert caught.value.message.startswith(message)
+    assert len(caught.value.message) < 1100
 
 
 def test_the_template_of_a_package() -> None:

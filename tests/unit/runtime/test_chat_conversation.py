@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from estream_loader import Package, open_package
-from estream_runtime import Session
-from estream_runtime.conversation import Conversation
+from estream_runtime import Conversation, Session
+from estream_runtime.cache import KeyValues
 from estream_runtime.interpreter import Interpreter
 from estream_runtime.text import encode_continuation
 from estream_spec.errors import LinkError, TrapError
@@ -100,6 +100,64 @@ def test_a_pass_that_fails_leaves_the_context_as_it_was(session: Session, monkey
             next(session.generate(prompt, 4, context=context))
     assert calls == [0]
     assert list(session.generate(prompt, 4, context=context)) == expected
+
+
+def test_what_a_pass_that_failed_left_behind_reaches_no_result(session: Session) -> None:
+    prompt, context = token_ids("context", 20), session.new_context()
+    expected = list(session.generate(prompt, 4))
+    assert list(session.generate(prompt, 4, context=context)) == expected
+
+    def fail() -> None:
+        with context.extended(np.arange(4)):
+            for held in context.cache:
+                assert isinstance(held, KeyValues)
+                keys, values = (np.full((each.shape[0], 4, each.shape[2]), np.nan, np.float32) for each in held.whole())
+                held.append(keys, values)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(session.generate(prompt, 4, context=context)) == expected
+
+
+def test_one_call_at_a_time_goes_on_with_a_context(session: Session) -> None:
+    prompt, context = token_ids("context", 20), session.new_context()
+    expected = list(session.generate(prompt, 4))
+    first = session.generate(prompt, 4, context=context)
+    assert [next(first), next(first)] == expected[:2]
+    second = session.generate(prompt, 4, context=context)
+    with pytest.raises(TrapError, match="another call has begun to use the context"):
+        next(first)
+    assert list(second) == expected
+
+
+def test_statistics_are_of_the_rows_that_are_computed(session: Session) -> None:
+    prompt, context = token_ids("context", 20), session.new_context()
+    policies = []
+    for _ in range(2):
+        generation = session.generate(prompt, 1, context=context)
+        next(generation)
+        policies.append(generation.stats.policy)
+        assert generation.stats.prompt_tokens == 20
+    assert policies == [session.prefill(each).stats.policy for each in (prompt, prompt[:1])]
+    assert policies[0] != policies[1]
+
+
+def test_a_context_of_another_session_is_refused(session: Session, package: Package) -> None:
+    with Session(package) as other, pytest.raises(TrapError, match="the context is of another session"):
+        session.generate([1, 2], 1, context=other.new_context())
+
+
+def test_a_conversation_keeps_the_last_message_of_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = chat_package(tmp_path, special=("<|channel|>", "<|message|>", "<|end|>"))
+    with open_package(path) as package, Session(package) as session:
+        said = "<|channel|>hm<|message|>the the<|end|><|channel|>so<|message|>Hi the"
+        made = [*encode_continuation(package, said), 0]
+        monkeypatch.setattr("estream_runtime.sampling.Sampler.choose", lambda *_: made.pop(0))
+        conversation, pieces = Conversation(session), list[str]()
+        assert conversation.answer("hi", pieces.append).text == "Hi the"
+        assert "".join(pieces) == "hm\nthe theso\nHi the"
+        assert conversation.messages[-1] == {"role": "assistant", "content": "Hi the"}
 
 
 def test_an_answer_that_is_interrupted_stays_as_far_as_it_came(session: Session) -> None:

@@ -24,7 +24,7 @@ from estream_runtime.evaluation import compare
 from estream_runtime.programs import POLICIES
 from estream_spec.errors import EmoeError, IntegrityError, LinkError, TrapError
 from fixtures.olmoe import CONTEXT_LENGTH, EXPERTS, LAYERS, VOCABULARY, VariantName, token_ids, write_checkpoint
-from fixtures.packed import UNQUANTISED, PackageFactory
+from fixtures.packed import UNQUANTISED, FamilyFactory, PackageFactory
 from fixtures.sources import FaultySource, fails_at
 
 Ids = npt.NDArray[np.int64]
@@ -383,3 +383,24 @@ def test_session_says_why_the_fast_backend_does_not_compute(
             assert stats.backend == "portable"
         with Session(package, "portable", threads=1) as session:
             assert (session.notice, session.prefill(PROMPT).stats.backend) == (None, "portable")
+
+
+def test_a_row_in_a_window_attends_to_no_more_than_that(
+    packed_family: FamilyFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, run = list[int](), PortableBackend.run
+
+    def watched(self: PortableBackend, role: Any, shape_class: int, feeds: Any) -> Any:
+        if role == "attend" and feeds["queries"].shape[1] == 1:
+            seen.append(feeds["keys"].shape[1])
+        return run(self, role, shape_class, feeds)
+
+    monkeypatch.setattr(PortableBackend, "run", watched)
+    prompt, made = list(token_ids("window", 9)), list[int]()
+    with open_package(packed_family("mixtral-windowed")) as package, Session(package, "portable") as session:
+        for token in session.generate(prompt, 12):
+            assert int(np.argmax(session.forward([*prompt, *made])[-1])) == token
+            made.append(token)
+        assert {layer.window for layer in package.manifest.model.layers} == {16}
+    assert len(made) == 12
+    assert seen[-1] == 16
