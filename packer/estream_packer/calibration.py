@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from tokenizers import Tokenizer
 
@@ -29,8 +28,8 @@ from estream_packer.checkpoint.files import InputFile
 from estream_spec.errors import PackError
 from estream_spec.manifest import Source
 from estream_spec.model import ModelDescription
+from estream_spec.weights import Floats
 
-Floats = npt.NDArray[np.float32]
 Site = tuple[int | None, int | None]
 """Layer, None for what follows the last; expert, None outside of experts."""
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from estream_spec.model import Attention
-
-Floats = npt.NDArray[np.float32]
+from estream_spec.weights import Floats
 
 CHUNK: Final = 256
 """Tokens by which the room grows: few copies, little left unused."""

@@ -30,9 +30,9 @@ from estream_spec.graph_interface import layer_classes
 from estream_spec.manifest import GraphRole
 from estream_spec.model import ModelDescription
 from estream_spec.schedule import Instruction, Opcode, Phase, Policy, Program
+from estream_spec.weights import Floats
 
 T = TypeVar("T")
-Floats = npt.NDArray[np.float32]
 OnRoute = Callable[[int, npt.NDArray[np.int32], Floats], None]
 """Told of each routing decision: layer, expert ids `[T, k]` from the largest weight down, weights `[T, k]`."""
 

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from estream_loader.progress import Progress
 from estream_runtime.batch import Batch
-from estream_runtime.interpreter import Floats
 from estream_runtime.recorder import Timed
 from estream_runtime.session import Session
 from estream_spec.errors import LinkError
@@ -27,6 +26,7 @@ from estream_spec.model import ModelDescription
 from estream_spec.profile_fit import LEAST, Loss, fit_toll
 from estream_spec.schedule import OPERANDS, ExpertShape, Instruction, Opcode, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
+from estream_spec.weights import Floats
 
 HELD_BYTES: Final = 512 << 20
 """Most memory for experts while measuring, unless one alone takes more."""

@@ -22,7 +22,7 @@ from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import Kept
 from estream_runtime.context import Context
 from estream_runtime.host_processors import usable_processors
-from estream_runtime.interpreter import ROW_BLOCK, Floats, Interpreter, OnRoute
+from estream_runtime.interpreter import ROW_BLOCK, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
 from estream_runtime.programs import POLICIES, Sizes, choose_programs
 from estream_runtime.sampling import Sampler, check_count, is_whole
@@ -33,6 +33,7 @@ from estream_spec.errors import LinkError, TrapError
 from estream_spec.limits import MAX_LANES
 from estream_spec.schedule import POLICY_NAMES, Policy
 from estream_spec.trace import Trace
+from estream_spec.weights import Floats
 
 _LAST: Final = np.array([-1])
 """The row that the next token follows."""
