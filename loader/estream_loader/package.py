@@ -19,7 +19,7 @@ import crc32c
 from estream_loader.records import RecordPlace, RecordSection
 from estream_loader.sections import check_digest, decompress, section_path
 from estream_loader.source import ByteSource, FileSource, MemorySource, available, read, read_exactly
-from estream_loader.tokenizing import tokenizer_faults
+from estream_loader.tokenizing import tokenizer_faults, tokenizer_text
 from estream_loader.trust import SignaturePolicy, check_signatures, decode_detached
 from estream_spec.constants import SUPERBLOCK_OFFSETS, Codec, SectionType
 from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
@@ -219,7 +219,7 @@ class Package:
         """The tokenizer, set to neither cut texts off nor fill them up, whatever its file asks for.
 
         Raises:
-            LinkError: the package has none, or the `tokenizers` library cannot read it.
+            LinkError: the package has none, a token is too long, or the `tokenizers` library cannot read it.
         """
         from tokenizers import Tokenizer
 
@@ -227,7 +227,7 @@ class Package:
             hint = "only token ids, from Python, can be given"
             raise LinkError("the package has no tokenizer", path=self.source.name, hint=hint)
         with tokenizer_faults(self.source.name):
-            tokenizer = Tokenizer.from_str(data.decode())
+            tokenizer = Tokenizer.from_str(tokenizer_text(data, self.source.name))
             tokenizer.no_truncation()
             tokenizer.no_padding()
         return tokenizer

@@ -48,7 +48,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise PackError(f"duplicate key {key!r}")
+                raise PackError(f"duplicate key {key[:80]!r}")
             seen.add(key)
     return value
 

@@ -7,13 +7,24 @@ Source: `sentencepiece_model.proto` of the SentencePiece project.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import Final
 
+from estream_loader.tokenizing import LONGEST_TOKEN
 from estream_spec.errors import PackError
+
+_LONGEST_NUMBER: Final = 10
+"""Bytes of one of 64 bits."""
+_MOST_PIECES: Final = 1 << 20
+_MOST_FIELDS: Final = 1 << 16
+"""Of a message, pieces not counted; one that trains on symbols of users lists them all."""
+_MOST_WORK: Final = 1 << 28
+"""The squares of the lengths of all pieces together: how long it takes to find the halves each is merged from."""
 
 
 class Algorithm(IntEnum):
@@ -98,15 +109,13 @@ def read_model(data: bytes, path: str) -> SentencePieceModel:
     """Decode a model file.
 
     Raises:
-        PackError: it is none.
+        PackError: it is none, or has more or longer pieces than can be handled.
     """
     try:
-        fields = list(_fields(data))
-        trainer = dict(_fields(_last(fields, 2)))
-        normaliser = dict(_fields(_last(fields, 3)))
-        output_rules = dict(_fields(_last(fields, 5)))
+        pieces, messages = _read_file(data)
+        trainer, normaliser, output_rules = (_message(messages.get(number, b"")) for number in (2, 3, 5))
         model = SentencePieceModel(
-            pieces=tuple(_piece(dict(_fields(_bytes(value)))) for number, value in fields if number == 1),
+            pieces=pieces,
             algorithm=Algorithm(_number(trainer.get(3, Algorithm.UNIGRAM))),
             byte_fallback=bool(trainer.get(35, 0)),
             space_after=bool(trainer.get(24, 0)),
@@ -124,14 +133,45 @@ def read_model(data: bytes, path: str) -> SentencePieceModel:
     return model
 
 
+def _read_file(data: bytes) -> tuple[tuple[Piece, ...], dict[int, Value]]:
+    """The pieces, and of every other field the last value."""
+    pieces, others = list[Piece](), dict[int, Value]()
+    work = count = 0
+    for number, value in _fields(data):
+        if number == 1:
+            piece = _piece(_message(value))
+            pieces.append(piece)
+            work += len(piece.text) ** 2
+        else:
+            others[number] = value
+            count += 1
+        if len(pieces) > _MOST_PIECES:
+            raise ValueError(f"found over {_MOST_PIECES} pieces")
+        if count > _MOST_FIELDS:
+            raise ValueError(f"found over {_MOST_FIELDS} fields that are no pieces")
+        if work > _MOST_WORK:
+            raise ValueError(f"the squares of the lengths of all pieces sum up to over {_MOST_WORK}")
+    return tuple(pieces), others
+
+
+def _message(value: Value) -> dict[int, Value]:
+    """The fields of a message within another; of each the last value."""
+    fields = {}
+    for count, (number, found) in enumerate(_fields(_bytes(value)), 1):
+        if count > _MOST_FIELDS:
+            raise ValueError(f"found a message of over {_MOST_FIELDS} fields")
+        fields[number] = found
+    return fields
+
+
 def _piece(fields: dict[int, Value]) -> Piece:
     (score,) = struct.unpack("<f", _bytes(fields.get(2, bytes(4))))
-    return Piece(_bytes(fields.get(1, b"")).decode(), score, PieceType(_number(fields.get(3, PieceType.NORMAL))))
-
-
-def _last(fields: list[tuple[int, Value]], number: int) -> bytes:
-    """The last value of a field that holds a message; an empty one where there is none."""
-    return next((_bytes(value) for found, value in reversed(fields) if found == number), b"")
+    text = _bytes(fields.get(1, b"")).decode()
+    if not 0 < len(text) <= LONGEST_TOKEN:
+        raise ValueError(f"found a piece of {len(text)} characters, expected 1 to {LONGEST_TOKEN}")
+    if not math.isfinite(score):
+        raise ValueError(f"piece {text[:32]!r} has the score {score}")
+    return Piece(text, score, PieceType(_number(fields.get(3, PieceType.NORMAL))))
 
 
 def _number(value: Value) -> int:
@@ -170,12 +210,13 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """A number of seven bits a byte, the lowest first, and where it ends."""
-    value = 0
-    for shift in range(0, 64, 7):
-        if at >= len(data):
-            raise ValueError("a number ends after the file")
-        value |= (data[at] & 0x7F) << shift
+    value = shift = 0
+    for byte in data[at : at + _LONGEST_NUMBER]:
         at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-    raise ValueError("a number is longer than 64 bits")
+        if byte < 0x80:
+            return value | byte << shift, at
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    raise ValueError(
+        "a number is longer than 64 bits" if shift == 7 * _LONGEST_NUMBER else "a number ends after the file"
+    )

@@ -6,10 +6,12 @@ in older checkpoints, also `special_tokens_map.json` and `added_tokens.json`. Ru
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from estream_loader.tokenizing import LONGEST_TOKEN, tokenizer_faults
 from estream_spec.errors import PackError
 
 if TYPE_CHECKING:
@@ -20,6 +22,11 @@ NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 """Keys of the special tokens that have a name, which chat templates use as well."""
 _FLAGS: Final = {"special": False, "lstrip": False, "rstrip": False, "single_word": False}
 """Properties of an added token, with what they are where nothing is said."""
+_MOST: Final = 1 << 18
+"""Added tokens; models of speech have tens of thousands."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_DIGITS: Final = 10
+"""Of an id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +81,25 @@ def add_missing(tokenizer: Tokenizer, tokens: SpecialTokens, path: str) -> bool:
     from tokenizers import AddedToken
 
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    lacked = False
+    size = tokenizer.get_vocab_size()
+    new: dict[str, int] = {}
+    lacked = []
     for number, token in sorted(tokens.added.items()):
-        found = tokenizer.token_to_id(token.content)
-        expected = tokenizer.get_vocab_size() if found is None else found
+        found = new.get(token.content, tokenizer.token_to_id(token.content))
+        expected = size + len(new) if found is None else found
         if number != expected:
             what = f"would have id {expected}" if found is None else f"has id {found} in the tokenizer"
-            raise PackError(f"added token {token.content!r} has id {number}, but {what}", path=path)
+            raise PackError(f"added token {shown(token.content)} has id {number}, but {what}", path=path)
+        if found is None:
+            new[token.content] = number
         if token.content not in known:
-            tokenizer.add_tokens([token])
-            lacked = True
+            lacked.append(token)
+    # All at once: the library goes through all it has whenever it is given some.
+    tokenizer.add_tokens(lacked)
     known |= {token.content for token in tokens.added.values()}
     named = [text for text in tokens.named.values() if text not in known and tokenizer.token_to_id(text) is not None]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in named])
-    return lacked or bool(named)
+    return bool(lacked or named)
 
 
 def put_around(tokenizer: Tokenizer, before: str | None, after: str | None, path: str) -> None:
@@ -102,7 +114,7 @@ def put_around(tokenizer: Tokenizer, before: str | None, after: str | None, path
     numbers = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys((*first, *last))]
     for text, number in numbers:
         if number is None:
-            raise PackError(f"token {text!r} is to be added to texts and is not known to the tokenizer", path=path)
+            raise PackError(f"token {shown(text)} is to be added to texts and is not known to the tokenizer", path=path)
     single, second = [*first, "$A", *last], [f"{text}:1" for text in (*first, "$B", *last)]
     tokenizer.post_processor = TemplateProcessing(single=single, pair=[*single, *second], special_tokens=numbers)
 
@@ -114,15 +126,18 @@ def _decoder(found: object, place: str) -> dict[int, AddedToken]:
     place = f"{place}: added_tokens_decoder"
     if not isinstance(found, dict):
         raise PackError(f"found {type(found).__name__}, expected an object", path=place)
+    _check_count(found, place)
     tokens = {}
     for number, token in found.items():
         content = _text(token, number, place)
-        if content is None or not isinstance(token, dict) or not (number.isascii() and number.isdigit()):
-            raise PackError(f"entry {number!r} is {token!r}, expected an id and its token", path=place)
+        is_id = number.isascii() and number.isdigit() and len(number) <= _DIGITS
+        if content is None or not isinstance(token, dict) or not is_id:
+            what = f"entry {shown(number)} is {shown(token)}, expected an id of at most {_DIGITS} digits and its token"
+            raise PackError(what, path=place)
         flags: dict[str, Any] = {name: bool(token.get(name, default)) for name, default in _FLAGS.items()}
-        tokens[int(number)] = AddedToken(
-            content, **flags, normalized=bool(token.get("normalized", not flags["special"]))
-        )
+        normalized = bool(token.get("normalized", not flags["special"]))
+        with tokenizer_faults(place, PackError):
+            tokens[int(number)] = AddedToken(content, **flags, normalized=normalized)
     return tokens
 
 
@@ -130,17 +145,37 @@ def _older(added: Mapping[str, object], special: set[str], path: str) -> dict[in
     """The tokens of `added_tokens.json`; those that have a name are special."""
     from tokenizers import AddedToken
 
+    place = f"{path}: added_tokens.json"
+    _check_count(added, place)
     tokens = {}
     for text, number in added.items():
-        if type(number) is not int or number < 0:
-            raise PackError(f"token {text!r} is {number!r}, expected an id", path=f"{path}: added_tokens.json")
-        tokens[number] = AddedToken(text, special=text in special, normalized=text not in special)
+        if type(number) is not int or not 0 <= number < 10**_DIGITS:
+            what = f"token {shown(text)} is {shown(number)}, expected an id of at most {_DIGITS} digits"
+            raise PackError(what, path=place)
+        _text(text, "a token", place)
+        with tokenizer_faults(place, PackError):
+            tokens[number] = AddedToken(text, special=text in special, normalized=text not in special)
     return tokens
+
+
+def _check_count(tokens: Mapping[str, object], place: str) -> None:
+    if len(tokens) > _MOST:
+        raise PackError(f"found {len(tokens)} added tokens, expected at most {_MOST}", path=place)
 
 
 def _text(value: object, name: str, place: str) -> str | None:
     """The text of a token that is written as such, or as an object with its properties."""
     content = value.get("content") if isinstance(value, dict) else value
-    if content is None or (isinstance(content, str) and content):
+    if content is None:
+        return None
+    # A surrogate is no character: it cannot be written as UTF-8.
+    if isinstance(content, str) and 0 < len(content) <= LONGEST_TOKEN and not _SURROGATE.search(content):
         return content
-    raise PackError(f"{name} is {value!r}, expected the text of a token", path=place)
+    what = f"the text of a token, 1 to {LONGEST_TOKEN} characters without surrogates"
+    raise PackError(f"{name[:32]} is {shown(value)}, expected {what}", path=place)
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, in a message: at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from estream_loader.tokenizing import tokenizer_faults
+from estream_loader.tokenizing import tokenizer_faults, tokenizer_text
 from estream_packer.checkpoint.sentencepiece_conversion import HINT, convert_sentencepiece
-from estream_packer.checkpoint.special_tokens import NAMES, SpecialTokens, add_missing, put_around
+from estream_packer.checkpoint.special_tokens import NAMES, SpecialTokens, add_missing, put_around, shown
 from estream_spec.errors import PackError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _CLASSES: Final = (None, "LlamaTokenizer", "LlamaTokenizerFast")
 """Values of `tokenizer_class` that say how a `tokenizer.model` is used."""
@@ -30,8 +27,10 @@ def completed_json(data: bytes, tokens: SpecialTokens, path: str) -> bytes:
     """
     if not tokens.added and not tokens.named:
         return data
-    tokenizer = _read(data, path)
+    from tokenizers import Tokenizer
+
     with tokenizer_faults(path, PackError):
+        tokenizer = Tokenizer.from_str(tokenizer_text(data, path, PackError))
         return tokenizer.to_str().encode() if add_missing(tokenizer, tokens, path) else data
 
 
@@ -47,7 +46,7 @@ def converted_json(data: bytes, tokens: SpecialTokens, path: str) -> bytes:
     settings = tokens.settings
     name = settings.get("tokenizer_class")
     if name not in _CLASSES or settings.get("auto_map") is not None:
-        found = f"tokenizer_class {name!r}" if name not in _CLASSES else "a tokenizer with code of its own"
+        found = f"tokenizer_class {shown(name)}" if name not in _CLASSES else "a tokenizer with code of its own"
         raise PackError(f"{found} is not known to use a SentencePiece model as it is", path=path, hint=HINT)
     if settings.get("add_prefix_space") is False:
         raise PackError("add_prefix_space is false, which the model itself must say", path=path, hint=HINT)
@@ -75,10 +74,3 @@ def _literal(text: str) -> str:
     """A text as Jinja writes it."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
     return f"'{escaped}'"
-
-
-def _read(data: bytes, path: str) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    with tokenizer_faults(path, PackError):
-        return Tokenizer.from_str(data.decode())

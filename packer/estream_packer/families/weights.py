@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from estream_loader.tokenizing import tokenizer_faults
+from estream_loader.tokenizing import tokenizer_faults, tokenizer_text
 from estream_packer.checkpoint import TOKENIZER, Checkpoint
 from estream_packer.checkpoint.coding import Coding
 from estream_packer.checkpoint.problems import Problems
@@ -113,7 +113,8 @@ def tokenizer_size(data: bytes) -> int:
         PackError: it is not a tokenizer.
     """
     with tokenizer_faults(TOKENIZER, PackError):
-        ids = Tokenizer.from_buffer(data).get_vocab(with_added_tokens=True).values()
+        tokenizer = Tokenizer.from_str(tokenizer_text(data, TOKENIZER, PackError))
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()
     return max(ids, default=-1) + 1
 
 

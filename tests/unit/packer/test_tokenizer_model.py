@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +17,7 @@ from tokenizers import Tokenizer
 
 from estream_loader import open_package
 from estream_packer.build import build
-from estream_packer.checkpoint import open_checkpoint
+from estream_packer.checkpoint import open_checkpoint, sentencepiece_model
 from estream_packer.checkpoint.sentencepiece_conversion import convert_sentencepiece
 from estream_packer.checkpoint.sentencepiece_model import read_model
 from estream_packer.sample import sample_files
@@ -199,6 +201,13 @@ def test_tokenizer_json_comes_before_a_model(tmp_path: Path) -> None:
         (LLAMA, {"added_tokens_decoder": {"999": {"content": "<|x|>"}}}, "'<|x|>' has id 999, but would have id 400"),
         (LLAMA, {"added_tokens_decoder": {"5": {"content": "<s>"}}}, "'<s>' has id 5, but has id 1 in the tokenizer"),
         (LLAMA, {"added_tokens_decoder": {"x": {"content": "<s>"}}}, "entry 'x' is"),
+        (LLAMA, {"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}, "an id of at most 10 digits and its token"),
+        (LLAMA, {"added_tokens_decoder": {"5": {"content": "\ud800"}}}, "'\\ud800'}, expected the text of a token"),
+        (LLAMA, {"added_tokens_decoder": {"5": {"content": "x" * 4097}}}, "1 to 4096 characters"),
+        (LLAMA, {"eos_token": "\ud800"}, "eos_token is '\\ud800', expected the text of a token"),
+        (LLAMA, {"eos_token": ["x"] * 100_000}, "eos_token is ['x', 'x'"),
+        (LLAMA, {"tokenizer_class": "x" * 100_000}, "is not known to use"),
+        (LLAMA, {"added_tokens_decoder": dict.fromkeys(map(str, range(1 << 18 | 1)), 0)}, "expected at most 262144"),
         (LLAMA, {"added_tokens_decoder": ["<s>"]}, "found list, expected an object"),
     ],
 )
@@ -207,12 +216,32 @@ def test_what_cannot_be_exact_is_refused(
 ) -> None:
     found = refusal(checkpoint(tmp_path, train(**options), tokenizer_config=settings))
     assert message in found.message
+    assert len(found.message) < 300
 
 
-def test_added_tokens_that_are_no_ids_are_refused(llama: bytes, tmp_path: Path) -> None:
-    assert (
-        "'<|x|>' is True, expected an id" in refusal(checkpoint(tmp_path, llama, added_tokens={"<|x|>": True})).message
-    )
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        ({"<|x|>": True}, "'<|x|>' is True, expected an id"),
+        ({"x" * 100_000: "y" * 100_000}, "expected an id"),
+        ({"x": 10**10}, "'x' is 10000000000, expected an id of at most 10 digits"),
+        ({"\ud800": 5}, "'\\ud800', expected the text of a token"),
+        ({"": 5}, "a token is '', expected the text of a token"),
+    ],
+)
+def test_added_tokens_that_are_none_are_refused(
+    added: dict[str, object], message: str, llama: bytes, tmp_path: Path
+) -> None:
+    found = refusal(checkpoint(tmp_path, llama, added_tokens=added))
+    assert message in found.message
+    assert len(found.message) < 300
+
+
+def test_many_added_tokens(llama: bytes, tmp_path: Path) -> None:
+    size = SentencePieceProcessor(model_proto=llama).get_piece_size()
+    added = {f"<{number}>": number for number in range(size, size + 5000)}
+    tokenizer = tokenizer_of(checkpoint(tmp_path, llama, added_tokens=added))
+    assert tokenizer.encode(f"<{size}><{size + 4999}>", add_special_tokens=False).ids == [size, size + 4999]
 
 
 @pytest.mark.parametrize(
@@ -221,6 +250,54 @@ def test_added_tokens_that_are_no_ids_are_refused(llama: bytes, tmp_path: Path) 
 def test_what_is_no_model_is_refused(data: bytes) -> None:
     with pytest.raises(PackError, match="not a SentencePiece model"):
         read_model(data, "tokenizer.model")
+
+
+def field(number: int, value: bytes) -> bytes:
+    """A field of bytes as a protocol buffer has it; its number is below 16."""
+    length, written = len(value), bytearray([number << 3 | 2])
+    while length > 0x7F:
+        written.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes(written) + bytes([length]) + value
+
+
+def piece(text: str, score: float = 0.0, kind: int = 1) -> bytes:
+    fields = field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + bytes([3 << 3, kind])
+    return field(1, fields)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (piece("a" * 4097), "a piece of 4097 characters, expected 1 to 4096"),
+        (piece(""), "a piece of 0 characters, expected 1 to 4096"),
+        (piece("a" * 4096) * 17, "the squares of the lengths of all pieces sum up to over 268435456"),
+        (b"\x58\x01" * 70_000, "over 65536 fields that are no pieces"),
+        (field(1, b"\x58\x01" * 70_000), "a message of over 65536 fields"),
+        (field(2, b"\x58\x01" * 70_000), "a message of over 65536 fields"),
+        (piece("a", math.nan), "piece 'a' has the score nan"),
+        (piece("a", -math.inf), "piece 'a' has the score -inf"),
+        (b"\x58" + b"\x80" * 10, "a number is longer than 64 bits"),
+        (b"\x58" + b"\x80" * 9, "a number ends after the file"),
+    ],
+)
+def test_what_takes_too_long_or_means_nothing_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(PackError, match=f"not a SentencePiece model: .*{message}"):
+        read_model(data, "tokenizer.model")
+
+
+def test_more_pieces_than_can_be_handled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentencepiece_model, "_MOST_PIECES", 2)
+    assert len(read_model(piece("a") * 2, "tokenizer.model").pieces) == 2
+    with pytest.raises(PackError, match="found over 2 pieces"):
+        read_model(piece("a") * 3, "tokenizer.model")
+
+
+@pytest.mark.parametrize("algorithm", [1, 2])
+def test_a_model_that_splits_into_nothing_is_refused(algorithm: int) -> None:
+    data = piece("<unk>", kind=2) + field(2, bytes([3 << 3, algorithm]))
+    with pytest.raises(PackError, match="none of its pieces is one that texts are split into"):
+        convert_sentencepiece(data, "tokenizer.model", prefix_once=False)
 
 
 def test_a_cut_model_is_refused(llama: bytes, tmp_path: Path) -> None:
