@@ -25,8 +25,8 @@ from fuzz.targets import TARGETS, Target
 
 MAX_SECONDS: Final = 1.0
 """Longest that any input may take."""
-MAX_BYTES: Final = 200_000_000
-"""Most memory the process may ever have had."""
+MAX_GROWTH: Final = 150_000_000
+"""Bytes by which the process may grow while it searches: inputs that are kept, and what readers take."""
 SLOW: Final = 0.01
 """Seconds from which on an input may have filled much memory."""
 HANG_SECONDS: Final = 20.0
@@ -114,17 +114,17 @@ class Fuzzer:
     Args:
         seed: what decides everything.
         folder: where inputs are written that found a fault; also the last input before a crash of the process.
-        max_bytes: memory the process may have had; None in a process that does other things, too.
+        max_growth: bytes by which the process may grow; None in a process that does other things, too.
     """
 
-    def __init__(self, seed: str, folder: Path, max_bytes: int | None = None):
+    def __init__(self, seed: str, folder: Path, max_growth: int | None = None):
         self.random = Random(seed)
         self.report = Report(tallies={target.name: Tally() for target in TARGETS})
-        self._seed, self._folder, self._max_bytes = seed, folder, max_bytes
-        self._began_with = peak_memory()
+        self._seed, self._folder, self._max_growth = seed, folder, max_growth
         self._too_large = False
         self._watchdog = Watchdog()
         self._corpora = {target.name: Corpus(target.seeds()) for target in TARGETS}
+        self._began_with = peak_memory()
         self._shares = [target.share for target in TARGETS]
         folder.mkdir(parents=True, exist_ok=True)
         self._last = _LastInput(folder / f"last-{seed}.input".replace("/", "-"))
@@ -164,9 +164,9 @@ class Fuzzer:
         tally.answers[slug] += 1
         tally.seconds += seconds
         tally.slowest = max(tally.slowest, seconds)
-        look = self._max_bytes is not None and (look or seconds > SLOW)
-        if look and not self._too_large and (peak := peak_memory()) > (self._max_bytes or 0):
-            self._too_large, fault = True, f"process has had {peak} bytes, the limit is {self._max_bytes}"
+        look = self._max_growth is not None and (look or seconds > SLOW)
+        if look and not self._too_large and (grown := peak_memory() - self._began_with) > (self._max_growth or 0):
+            self._too_large, fault = True, f"process has grown by {grown} bytes, the limit is {self._max_growth}"
         if answer not in tally.distinct:
             tally.distinct.add(answer)
             tally.rules.update(re.findall(r"EMOE-\w+-\d+", answer))

@@ -4,8 +4,8 @@
     python tests/fuzz/fuzz.py --seconds 60
     python tests/fuzz/fuzz.py --again build/fuzz/manifest-0123456789ab.input
 
-Exits 1 if an input gets anything but a value or a refusal, takes longer than a second, or if a process grows above
-200 MB. Such inputs are written to a file, to be run again with `--again`.
+Exits 1 if an input gets anything but a value or a refusal, takes longer than a second, or if a process grows by
+150 MB. Such inputs are written to a file, to be run again with `--again`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from estream_spec.rulebook import RULES
-from fuzz.engine import MAX_BYTES, Fuzzer, Report, Watchdog, execute
+from fuzz.engine import MAX_GROWTH, Fuzzer, Report, Watchdog, execute
 from fuzz.targets import TARGETS
 
 PROGRESS_SECONDS = 60.0
@@ -35,7 +35,7 @@ ANSWERS = ("value", "malformed", "invalid", "integrity", "unsupported", "limit",
 
 def search(seed: str, folder: Path, count: int | None, seconds: float | None) -> Report:
     """One process's part: `count` inputs, or as many as fit into some seconds."""
-    fuzzer = Fuzzer(seed, folder, MAX_BYTES)
+    fuzzer = Fuzzer(seed, folder, MAX_GROWTH)
     begun = last = time.monotonic()
 
     def goes_on(number: int) -> bool:
@@ -119,7 +119,7 @@ def main() -> int:
             console.print(f"a process crashed; what it was running is in {given.folder}/last-*.input", style="red")
             return 1
     show(reports, time.monotonic() - begun, console)
-    return int(any(report.faults or report.peak > MAX_BYTES for report in reports))
+    return int(any(report.faults or report.grown > MAX_GROWTH for report in reports))
 
 
 if __name__ == "__main__":
