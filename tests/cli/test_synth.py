@@ -76,7 +76,7 @@ def test_every_shape_is_known_and_needs_its_room(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 12345))
     status, out, err = pack("synth", "--shape", shape, "-o", tmp_path / "model.emoe", "--dense", "w4g32")
     assert (status, out) == (1, "")
-    assert "its disk has room for 12,345" in err
+    assert "the disk has room for 12,345" in err
     assert "estream-pack: hint: free some space there" in err
     assert list(tmp_path.iterdir()) == []
 
