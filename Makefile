@@ -85,7 +85,7 @@ clean:
 $(INSTALLED): pyproject.toml $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed, and $(PYTHON) is not: name one with make PYTHON=..." >&2; exit 1; }
-	@echo "setting up $(VENV), which takes about a minute the first time"
+	@echo "setting up $(VENV), which takes a few minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
