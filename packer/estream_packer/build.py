@@ -107,9 +107,8 @@ def build(
     Raises:
         PackError: the checkpoint, the options or the output is refused, or a graph that was compiled.
         StoppedError: workers failed, the disk is full, or what is not on this machine can no longer be reached.
-        LinkError: there are targets, and their compiler or simulator does not run here, or there is a text to calibrate
-            on and no tokenizer.
-        TrapError: calibration met a value that is not finite, or a text of fewer than two tokens.
+        LinkError: there are targets, and their compiler or simulator does not run here.
+        TrapError: calibration met a value that is not finite.
     """
     begun = time.perf_counter()
     options, progress = options or BuildOptions(), progress or Quiet()

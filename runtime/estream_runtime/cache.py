@@ -37,15 +37,15 @@ class KeyValues:
             assert end <= self._limit, (end, self._limit)
             room = min(-(-end // CHUNK) * CHUNK, self._limit)
             self._keys, self._values = self._grown(self._keys, room), self._grown(self._values, room)
-        self._keys[:, self.length : end] = keys
-        self._values[:, self.length : end] = values
-        self.length = end
+        begin, self.length = self.length, end  # first, so that `truncate` knows of what an interrupt cuts short
+        self._keys[:, begin:end] = keys
+        self._values[:, begin:end] = values
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens, and what a call that failed began to write behind them."""
+        """Forget all but the first `length` tokens; what is left of the others could be not finite."""
         assert length <= self.length
+        self._keys[:, length : self.length], self._values[:, length : self.length] = 0, 0
         self.length = length
-        self._keys[:, length:], self._values[:, length:] = 0, 0
 
     def whole(self) -> tuple[Floats, Floats]:
         """All of the room, contiguous."""

@@ -15,10 +15,10 @@ SPEND: Final = "-spend"
 """The filter that takes steps away and gives true. No template can name it, nor those below."""
 WEIGH: Final = "-weigh"
 """The filter that gives the value it got, paid for with all it holds."""
-PARTS: Final = 16
-"""Parts of a tree that are run in one step, where they cost nothing of their own."""
 COMPARE: Final = "-compare"
 """The same for what is compared, which may be anything."""
+PARTS: Final = 16
+"""Parts of a tree that are run in one step, where they cost nothing of their own."""
 
 
 class Metering(NodeTransformer):
