@@ -148,7 +148,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         name: the model's name.
         file_id: digest of this very file, hexadecimal.
         content_id: digest of the logical content, hexadecimal.
-        format: version of the format, such as `0.11`.
+        format: version of the format, such as `0.12`.
         page_size: bytes in a page.
         model: the model description in words, by subject.
         extents: every stretch of the package in order; their stored lengths add up to its length.

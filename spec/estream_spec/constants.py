@@ -11,7 +11,7 @@ from typing import Final
 MAGIC: Final = bytes.fromhex("89454d4f450d0a1a")
 r"""`\x89EMOE\r\n\x1a`: a cleared high bit, a changed line end or a stop at the DOS end-of-file mark damages it."""
 FORMAT_MAJOR: Final = 0
-FORMAT_MINOR: Final = 11
+FORMAT_MINOR: Final = 12
 
 SUPERBLOCK_OFFSETS: Final = (0, 16384)
 """Where the twins stand, whatever the page size."""
