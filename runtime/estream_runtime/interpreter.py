@@ -36,6 +36,10 @@ T = TypeVar("T")
 OnRoute = Callable[[int, npt.NDArray[np.int32], Floats], None]
 """Told of each routing decision: layer, expert ids `[T, k]` from the largest weight down, weights `[T, k]`."""
 
+OnLayer = Callable[[int, Floats, Floats, npt.NDArray[np.int32]], None]
+"""Told of each layer with experts once it is routed: layer, what entered it f32 `[T, hidden]`, the router's scores f32
+`[T, experts]`, expert ids `[T, k]`."""
+
 ROW_BLOCK: Final = 128
 """Rows that attend, or enter the head, together: bounds the memory of scores and logits."""
 _FORBIDDEN: Final = np.finfo(np.float32).min
@@ -52,6 +56,7 @@ class _Rows:
         asked: which rows leave the last layer; None for all.
         tables: rotary tables, by attention.
         x: f32 `[T, hidden]`, from EMBED on.
+        entered: what `x` was when its rows entered the layer, from ATTEND on.
         normed: f32 `[T, hidden]`, what experts take, from ATTEND of a layer to its COMBINE.
         ready: those as the backend takes them, from ROUTE on.
         scores: f32 `[T, experts]`, the router's, likewise; None where the layer has no experts.
@@ -65,6 +70,7 @@ class _Rows:
     asked: Ids | None
     tables: list[tuple[Floats, Floats]]
     x: Floats = field(init=False)
+    entered: Floats = field(init=False)
     normed: Floats = field(init=False)
     ready: Any = field(init=False)
     scores: Floats | None = field(init=False)
@@ -82,6 +88,10 @@ class Interpreter:
         embedding: gives rows of the embedding.
         dense: weights of the graphs `qkv`, `out` and `head`.
         experts: makes records ready for the graph `expert`.
+
+    Attributes:
+        recorder: adds up where time goes.
+        on_layer: told of each layer that is routed; None for nobody.
     """
 
     def __init__(
@@ -95,6 +105,7 @@ class Interpreter:
     ):
         self.model, self.pager = model, pager
         self.recorder = Recorder()
+        self.on_layer: OnLayer | None = None
         self._backend, self._embedding, self._dense, self._experts = backend, embedding, dense, experts
         self._classes = [layer_classes(model, layer) for layer in range(len(model.layers))]
 
@@ -221,12 +232,13 @@ class Interpreter:
     def _attend(self, rows: _Rows, layer: int) -> None:
         """The attention block, up to what the router and the experts take."""
         held = self._nothing_kept(layer) if rows.cache is None else rows.cache[layer]
+        rows.entered = rows.x
         if isinstance(held, Entered):
             attended = self._convolution(layer, rows.x, rows.batch, held)
         else:
             attended = self._attention(layer, rows, held)
         if rows.asked is not None and layer == len(self.model.layers) - 1:
-            attended, rows.x = attended[rows.asked], rows.x[rows.asked]
+            attended, rows.x, rows.entered = attended[rows.asked], rows.x[rows.asked], rows.entered[rows.asked]
         out = self._dense_graph("out", layer, {"attended": attended, "residual": rows.x})
         rows.x, rows.normed, rows.scores = out["x"], out["normed"], out.get("scores")
 
@@ -284,6 +296,8 @@ class Interpreter:
             rows.ready = self._backend.expert_rows(rows.normed)
         if rows.on_route is not None:
             rows.on_route(layer, expert_ids, weights)
+        if self.on_layer is not None:
+            self.on_layer(layer, rows.entered, rows.scores, expert_ids)
 
     def _add_experts(self, rows: _Rows, instruction: Instruction) -> None:
         """Add what the chosen experts of one group give to their rows."""
