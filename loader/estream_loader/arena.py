@@ -92,6 +92,7 @@ class Arena:
     Attributes:
         length: bytes of all of it.
         kind: what kind of memory it is.
+        memory: all of it.
         banks: what it is divided into, nothing until `divide` is called.
 
     Raises:
@@ -103,14 +104,14 @@ class Arena:
         self.banks: tuple[Bank, ...] = ()
         self._on_stay: Callable[[Stay], None] | None = None
         try:
-            self._memory = _ALLOCATORS[kind](length)
+            self.memory = _ALLOCATORS[kind](length)
         except (OSError, OverflowError, ValueError) as error:
             raise LinkError(f"cannot allocate an arena of {self.length} bytes: {error}") from None
 
     def close(self) -> None:
         """Give the memory back, as soon as the last view of it is gone. Closing twice is harmless."""
         self.banks = ()
-        self._memory.release()
+        self.memory.release()
 
     def divide(self, bank_count: int, bank_bytes: int) -> None:
         """Make other banks of the memory; what the banks before held is forgotten, and nothing may be on its way.
@@ -125,7 +126,7 @@ class Arena:
             bank.watch(None)
         epoch = max((bank.epoch + 1 for bank in self.banks), default=0)
         self.banks = tuple(
-            Bank(index, self._memory[index * bank_bytes : (index + 1) * bank_bytes], epoch)
+            Bank(index, self.memory[index * bank_bytes : (index + 1) * bank_bytes], epoch)
             for index in range(bank_count)
         )
         self.watch(self._on_stay)

@@ -3,14 +3,20 @@
 The pager does what the instructions about banks say: FILL, AWAIT, RELEASE, and what becomes of reads once a layer is
 routed. SCHEDULE.md section 3. What a bank holds of a group already is not read again, so an arena with a bank for every
 group reads each record once.
+
+The arena is an array of slots, each of the longest record's length, and a bank is some slots in a row. Where all
+records are of one length, dividing the arena anew forgets nothing that still has a place; records in slots behind the
+banks stay there, and a program finds them there instead of reading them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import NamedTuple, Self
+
+import numpy as np
 
 from estream_loader.arena import Arena, Bank, Stay
 from estream_loader.memory import ArenaKind
@@ -27,6 +33,10 @@ class _Reading:
 
     experts: range
     read: Read
+
+
+Record = tuple[int, int]
+"""An expert's record: layer and expert."""
 
 
 class Binding(NamedTuple):
@@ -60,6 +70,13 @@ class Pager:
         """Of each layer that is routed: its groups with tokens, and their experts that have any."""
         self._readings: list[list[_Reading]] = []
         """Of each bank: what is on its way there, until someone has waited for it."""
+        self._filling: dict[int, Bank] = {}
+        """Banks that are being filled, by number."""
+        self._beyond: dict[Record, int] = {}
+        """Slots of records that lie behind the banks."""
+        lengths = {each.record_length for each in self._experts.table.ranges if each.count}
+        self._slot_bytes = lengths.pop() if len(lengths) == 1 else None
+        """Length of every record; None where they differ, and then slots are not told apart."""
         self._dropped = 0
         self._on_piece: Callable[[Span], None] | None = None
         check = None if package.integrity == "open" else package.check_record
@@ -81,6 +98,7 @@ class Pager:
         """End all reading, then give the arena back; closing twice is harmless."""
         self._closed = True
         self._reader.close()
+        self._filling.clear()
         self.arena.close()
 
     @property
@@ -110,7 +128,9 @@ class Pager:
         self.arena.watch(on_stay)
 
     def divide(self, bank_count: int, group_size: int) -> None:
-        """Divide the arena into other banks, all available and empty; nothing happens where it is divided so already.
+        """Divide the arena into other banks, all available; nothing happens where it is divided so already.
+
+        What it holds stays, as far as it has a place in a bank of its group or lies behind all banks.
 
         Args:
             bank_count: banks, for which the arena has room.
@@ -123,11 +143,23 @@ class Pager:
         if (bank_count, group_size) == (len(self.arena.banks), self.group_size):
             return
         self.settle()
+        held = self._held()
         self._wanted.clear()
+        self._beyond.clear()
         self.group_size = 0  # until all is done: an interrupt in between must not leave half of it for the whole
         self._readings = [[] for _ in range(max(bank_count, len(self.arena.banks)))]
         self.arena.divide(bank_count, self._shape.bank_bytes(group_size))
         self.group_size = group_size
+        for (layer, expert), slot in held.items():
+            number, place = divmod(slot, group_size)
+            if number >= bank_count:
+                self._beyond[layer, expert] = slot
+            elif place == expert % group_size:
+                bank, group = self.arena.banks[number], (layer, expert // group_size)
+                if bank.group is None:
+                    bank.take(group)
+                if bank.group == group:
+                    bank.loaded.add(expert)
 
     def begin(self, *, resident: bool = False) -> None:
         """A program begins: no layer is routed, and all banks are available, or ready where it is resident."""
@@ -148,11 +180,11 @@ class Pager:
         for expert in experts:
             wanted.setdefault(expert // self.group_size, []).append(expert)
         self._wanted[layer] = wanted
-        for bank in self.arena.banks:
-            if bank.state is BankState.FILLING and bank.group is not None:
-                filling, group = bank.group
-                if filling == layer and group not in wanted and not self._drop(bank):
-                    bank.move(BankState.AVAILABLE)
+        for bank in tuple(self._filling.values()):
+            assert bank.group is not None
+            filling, group = bank.group
+            if filling == layer and group not in wanted and not self._drop(bank):
+                self._end_filling(bank, BankState.AVAILABLE)
 
     def wanted(self, layer: int, group: int) -> Sequence[int]:
         """The experts of a group that have tokens, ascending; before its layer is routed, all of them."""
@@ -172,6 +204,7 @@ class Pager:
         self._check_open()
         bank = self.arena.banks[number]
         bank.move(BankState.FILLING)
+        self._filling[number] = bank
         if bank.group != (layer, group):
             bank.take((layer, group))
         self._submit(bank, layer, wanted)
@@ -188,8 +221,7 @@ class Pager:
         bank, wanted = self.arena.banks[number], self.wanted(layer, group)
         if not wanted:
             if bank.state is BankState.FILLING:  # its read had begun before the layer was routed
-                self._finish(bank)
-                bank.move(BankState.AVAILABLE)
+                self.abandon(number)
             return
         assert bank.group == (layer, group)
         if error := self._finish(bank):
@@ -199,7 +231,17 @@ class Pager:
             self._submit(bank, layer, wanted)
             if error := self._finish(bank):
                 raise error
-        bank.move(BankState.READY)
+        self._end_filling(bank, BankState.READY)
+
+    def arrived(self, number: int) -> bool:
+        """Whether nothing is on its way to a bank any more, so that waiting for it would not take time."""
+        return all(each.read.is_over for each in self._readings[number])
+
+    def abandon(self, number: int) -> None:
+        """Wait for what is on its way to a bank that nobody needs; the bank is available and keeps what has come."""
+        bank = self.arena.banks[number]
+        self._finish(bank)
+        self._end_filling(bank, BankState.AVAILABLE)
 
     def use(self, number: int) -> Binding:
         """Bind a bank for computing; one whose group was skipped stays as it is."""
@@ -214,7 +256,10 @@ class Pager:
         assert bank.epoch == epoch
         assert bank.state is BankState.IN_USE
         assert bank.group is not None
-        assert expert in bank.loaded
+        if expert not in bank.loaded:
+            slot = self._beyond.get((bank.group[0], expert))
+            assert slot is not None
+            return self._slot(slot)
         length = self._experts.table.ranges[bank.group[0]].record_length
         start = expert % self.group_size * length
         return bank.memory[start : start + length]
@@ -227,13 +272,47 @@ class Pager:
 
     def settle(self) -> None:
         """Give up all banks: reads that have not begun are dropped, the others finish, and every bank is available."""
-        for bank in reversed(self.arena.banks):
+        busy = [bank for bank in self.arena.banks if bank.state is not BankState.AVAILABLE]
+        for bank in reversed(busy):
             self._drop(bank)
-        for bank in self.arena.banks:
+        for bank in busy:
             self._finish(bank)
-            if bank.state is not BankState.AVAILABLE:
-                bank.move(BankState.AVAILABLE)
+            bank.move(BankState.AVAILABLE)
+        self._filling.clear()
         self._reader.drain()
+
+    @property
+    def slots(self) -> int:
+        """Records that the arena has room for, whatever its banks; 0 where records differ in length."""
+        return 0 if self._slot_bytes is None else self.arena.length // self._slot_bytes
+
+    @property
+    def kept(self) -> Mapping[Record, int]:
+        """Records that lie behind the banks, by the number of their slot."""
+        return self._beyond
+
+    def keep(self, record: Record, data: memoryview, slot: int) -> None:
+        """Copy a record to a slot behind the banks; what was there is forgotten."""
+        assert slot >= len(self.arena.banks) * self.group_size
+        for other in [each for each, at in self._beyond.items() if at == slot or each == record]:
+            del self._beyond[other]
+        np.copyto(np.frombuffer(self._slot(slot), np.uint8), np.frombuffer(data, np.uint8))
+        self._beyond[record] = slot
+
+    def _slot(self, number: int) -> memoryview:
+        assert self._slot_bytes is not None
+        return self.arena.memory[number * self._slot_bytes : (number + 1) * self._slot_bytes]
+
+    def _held(self) -> dict[Record, int]:
+        """The slot of every record in the arena, whole and proven; nothing where records differ in length."""
+        if self._slot_bytes is None:
+            return {}
+        found = dict[Record, int]()
+        for bank in self.arena.banks:
+            if bank.group is not None:
+                first, layer = bank.index * self.group_size, bank.group[0]
+                found |= {(layer, expert): first + expert % self.group_size for expert in bank.loaded}
+        return found | self._beyond
 
     def _check_open(self) -> None:
         if self._closed:
@@ -245,7 +324,8 @@ class Pager:
 
     def _submit(self, bank: Bank, layer: int, experts: Iterable[int]) -> None:
         """Begin to read experts that are not there yet, adjacent ones together."""
-        for run in _runs(expert for expert in experts if expert not in bank.loaded):
+        missing = (each for each in experts if each not in bank.loaded and (layer, each) not in self._beyond)
+        for run in _runs(missing):
             places = [self._experts.place(layer, expert) for expert in run]
             length = places[0].length
             start = run.start % self.group_size * length
@@ -260,6 +340,10 @@ class Pager:
                 readings.remove(reading)
                 self._dropped += 1
         return bool(readings)
+
+    def _end_filling(self, bank: Bank, state: BankState) -> None:
+        self._filling.pop(bank.index, None)
+        bank.move(state)
 
     def _finish(self, bank: Bank) -> BaseException | None:
         """Wait until nothing is on its way to a bank, and note what has come; the first thing that went wrong."""

@@ -84,6 +84,11 @@ class Read:
         """Where the read is."""
         return self._state
 
+    @property
+    def is_over(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._over.is_set()
+
     def cancel(self) -> bool:
         """Give the read up unless its first piece has begun; whether it is cancelled."""
         return self._reader._cancel(self)

@@ -195,22 +195,46 @@ def test_an_arena_is_divided_anew(lanes: int, runs: list[tuple[int, int, Policy,
         assert pager.arena.length == 15 * EXPERTS * RECORD
 
 
-def test_the_same_division_forgets_nothing_and_another_one_all() -> None:
+def test_dividing_forgets_only_what_has_no_place() -> None:
     with (
         open_package(PACKAGE) as package,
         divided_pager(package, bank_count=2, group_size=2, arena_bytes=8 * RECORD) as pager,
     ):
-        use(pager, 0, [0, 1])
+        use(pager, 0, [0, 1, 2, 3])
         epochs = [bank.epoch for bank in pager.arena.banks]
         pager.divide(2, 2)
-        use(pager, 0, [0, 1])
-        assert pager.stats.bytes_read == 2 * RECORD
-        pager.divide(2, 4)
+        use(pager, 0, [0, 1, 2, 3])
+        pager.divide(2, 4)  # both groups are the first of this size
         assert min(bank.epoch for bank in pager.arena.banks) > max(epochs)
-        pager.divide(2, 2)
-        assert all(bank.group is None and bank.state is BankState.AVAILABLE for bank in pager.arena.banks)
-        use(pager, 0, [0, 1])
+        use(pager, 0, [0, 1, 2, 3])
         assert pager.stats.bytes_read == 4 * RECORD
+        pager.divide(1, 2)
+        use(pager, 0, [5])
+        assert pager.stats.bytes_read == 5 * RECORD
+        pager.divide(1, 4)  # expert 5 lies in the second slot, where the second group of four has it, and 4 does not
+        assert pager.arena.banks[0].loaded == {5}
+        pager.divide(1, 3)  # and the second group of three has it in the third
+        assert pager.arena.banks[0].loaded == set()
+        use(pager, 0, [2, 5])
+        assert pager.stats.bytes_read == 7 * RECORD
+
+
+def test_what_lies_behind_the_banks_is_not_read() -> None:
+    with (
+        open_package(PACKAGE) as package,
+        divided_pager(package, bank_count=8, group_size=1, arena_bytes=8 * RECORD) as pager,
+    ):
+        use(pager, 0, range(EXPERTS))
+        pager.divide(1, 2)
+        assert set(pager.kept) == {(0, expert) for expert in range(2, EXPERTS)}
+        use(pager, 0, range(EXPERTS))
+        assert pager.stats.bytes_read == EXPERTS * RECORD
+        use(pager, 1, [0])
+        pager.keep((1, 0), pager.arena.banks[0].memory[:RECORD], 3)
+        assert set(pager.kept) == {(1, 0), *((0, expert) for expert in (2, 4, 5, 6))}
+        use(pager, 1, [0])
+        use(pager, 0, [3, 4])
+        assert pager.stats.bytes_read == (EXPERTS + 2) * RECORD
 
 
 def test_dividing_waits_for_what_is_on_its_way() -> None:
