@@ -6,9 +6,9 @@ are left to the portable backend, which is made when the first of them is asked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,27 @@ class NativeBackend:
         matrices = [StoredMatrix.of(name, weights) for name in ("gate", "up", "down")]
         with during("products"):
             self._add(rows, chosen, shares, matrices, self._model.expert_blocks[shape_class].limit, total)
+
+    def bind_expert(self, shape_class: int, weights: Callable[[], Mapping[str, Array]]) -> Any:
+        """See `Backend.bind_expert`."""
+        if not self._serves("expert", shape_class):
+            return self._portable.bind_expert(shape_class, weights)
+        parts = weights()
+        return [StoredMatrix.of(name, parts) for name in ("gate", "up", "down")]
+
+    def expert_outputs(
+        self, shape_class: int, rows: Rows, shares: Floats, experts: Sequence[Any], out: Floats, during: During
+    ) -> None:
+        """See `Backend.expert_outputs`."""
+        if not self._serves("expert", shape_class):
+            self._portable.expert_outputs(shape_class, rows.x, shares, experts, out, during)
+            return
+        limit = self._model.expert_blocks[shape_class].limit
+        out[:] = 0
+        with during("products"):
+            for number, matrices in enumerate(experts):
+                one = slice(number, number + 1)
+                self._add(rows, np.zeros(1, np.int64), shares[one], matrices, limit, out[one])
 
     def close(self) -> None:
         """Ends the kernel's threads, and the portable backend if there is one."""

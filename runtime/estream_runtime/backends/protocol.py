@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -97,7 +97,7 @@ class Backend(Protocol):
             normed: f32 `[T, hidden]`, not changed while they are in use.
 
         Returns:
-            What `add_expert` takes.
+            What `add_expert` and `expert_outputs` take.
         """
         ...
 
@@ -120,6 +120,36 @@ class Backend(Protocol):
             shares: what each counts, f32 `[t]`.
             weights: the expert's matrices, as `weights_of` says.
             total: f32 `[T, hidden]`, added to.
+            during: told of the activities that this takes.
+        """
+        ...
+
+    def bind_expert(self, shape_class: int, weights: Callable[[], Mapping[str, Array]]) -> Any:
+        """Makes an expert ready for `expert_outputs`, once for as long as its record lies where it does.
+
+        Args:
+            shape_class: the expert's shape class.
+            weights: gives its matrices, as `weights_of` says. Where they have to be expanded, what it gives holds only
+                until another expert's are asked for; then it is called whenever the expert computes, or else only now.
+
+        Returns:
+            What `expert_outputs` takes; it may hold views of the record.
+        """
+        ...
+
+    def expert_outputs(
+        self, shape_class: int, rows: Any, shares: Floats, experts: Sequence[Any], out: Floats, during: During
+    ) -> None:
+        """Computes what some experts of a layer make of one row, times their shares. Raises as `run` does.
+
+        Each row of the result is, bit for bit, what `add_expert` adds of that expert to zeros.
+
+        Args:
+            shape_class: the experts' shape class.
+            rows: what `expert_rows` gave of one row.
+            shares: what each expert counts, f32 `[n]`.
+            experts: what `bind_expert` gave of each, n of them.
+            out: f32 `[n, hidden]`, C-contiguous, overwritten: row i is `shares[i]` times what expert i makes.
             during: told of the activities that this takes.
         """
         ...

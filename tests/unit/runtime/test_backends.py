@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from estream_spec.errors import InvalidError, LinkError, TrapError
 from estream_spec.graph_interface import ROLES, class_count, interface, role_shape
 from estream_spec.manifest import Activations, GraphRole, GraphWeights
 from estream_spec.model import ExpertBlock, ModelDescription
+from estream_spec.trace import Activity
 from fixtures.formulas import Array, Feeds, activated, expected_of, product, quantise
 from fixtures.models import HIDDEN, MIXED, MODELS, PLAIN
 
@@ -74,6 +76,23 @@ def random_feeds(
             small = (*role_shape(role, model, shape_class).matrix_names, "router", "share")
             feeds[value.name] = (rng.standard_normal(shape) * (0.15 if value.name in small else 1)).astype(np.float32)
     return feeds
+
+
+def expert_inputs(backend: Backend, model: ModelDescription, shape_class: int, kind: str, seed: int) -> Feeds:
+    """Matrices of an expert as the backend takes them, other ones for every seed."""
+    feeds = random_feeds("expert", shape_class, kind, seed, model=model)
+    names = role_shape("expert", model, shape_class).matrix_names
+    unsigned = backend.weights_of("expert", shape_class) == "uint8"
+    return {
+        name: (array.astype(np.int16) + 128).astype(np.uint8) if unsigned and name in names else array
+        for name, array in feeds.items()
+        if name != "normed"
+    }
+
+
+def during(activity: Activity) -> AbstractContextManager[None]:
+    """Nobody is told of activities."""
+    return nullcontext()
 
 
 def run(
@@ -161,6 +180,24 @@ def test_on_the_compiled_kernel_a_row_comes_out_the_same_alone_and_among_others(
             for each in shape.outputs:
                 expected = whole[each.name].take([row], each.shape.index("T"))
                 assert np.array_equal(alone[each.name], expected), (role, shape_class, each.name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", GRAPH_BACKENDS)
+@named
+def test_experts_of_one_row_give_what_each_adds_to_zeros(model: ModelDescription, backend: str, kind: str) -> None:
+    opened = open_kind(backend, kind, model)
+    for shape_class in range(class_count("expert", model)):
+        x = random_feeds("expert", shape_class, kind, 1, model=model)["normed"]
+        experts = [expert_inputs(opened, model, shape_class, kind, seed) for seed in (2, 3, 4)]
+        shares = np.array([0.5, 0.125, 0.3], np.float32)
+        rows, out = opened.expert_rows(x), np.full((3, HIDDEN), np.nan, np.float32)
+        bound = [opened.bind_expert(shape_class, partial(dict, each)) for each in experts]
+        opened.expert_outputs(shape_class, rows, shares, bound, out, during)
+        for share, weights, found in zip(shares, experts, out, strict=True):
+            total, row = np.zeros((1, HIDDEN), np.float32), np.zeros(1, np.int64)
+            opened.add_expert(shape_class, rows, row, share[None], weights, total, during)
+            np.testing.assert_array_equal(found, total[0])
 
 
 @pytest.mark.parametrize("backend", GRAPH_BACKENDS)
