@@ -57,6 +57,12 @@ class Pager:
         lanes: reads outstanding at a time.
         arena_kind: what kind of memory that is.
 
+    Attributes:
+        arena: the memory.
+        lanes: reads outstanding at a time.
+        group_size: experts in a group.
+        uses: how often a program has begun, or all banks were given up: what banks hold may be other than before.
+
     Raises:
         LinkError: the memory or the threads cannot be had.
     """
@@ -64,7 +70,7 @@ class Pager:
     def __init__(self, package: Package, *, arena_bytes: int, lanes: int = LANES, arena_kind: ArenaKind = "ordinary"):
         self._experts, self._shape, self.lanes = package.experts, package.expert_shape, lanes
         self.arena = Arena(arena_bytes, arena_kind)
-        self.group_size = 0
+        self.group_size = self.uses = 0
         self._closed = False
         self._wanted: dict[int, dict[int, list[int]]] = {}
         """Of each layer that is routed: its groups with tokens, and their experts that have any."""
@@ -164,10 +170,15 @@ class Pager:
     def begin(self, *, resident: bool = False) -> None:
         """A program begins: no layer is routed, and all banks are available, or ready where it is resident."""
         self._wanted.clear()
+        self.uses += 1
         if resident:
             assert self.full
         else:
             self.settle()
+
+    def forget_routing(self) -> None:
+        """No layer is routed any more, while what banks hold and read goes on: decoding goes on with the next token."""
+        self._wanted.clear()
 
     def route(self, layer: int, experts: Iterable[int]) -> None:
         """A layer is routed. What is on its way to groups of it without tokens is dropped unless it has begun.
@@ -272,6 +283,7 @@ class Pager:
 
     def settle(self) -> None:
         """Give up all banks: reads that have not begun are dropped, the others finish, and every bank is available."""
+        self.uses += 1
         busy = [bank for bank in self.arena.banks if bank.state is not BankState.AVAILABLE]
         for bank in reversed(busy):
             self._drop(bank)

@@ -108,7 +108,7 @@ class AgeingFrequency:
 
 
 class LeastStale:
-    """Least-stale: what the latest token was not routed to is stale and goes first, what came first of it before others.
+    """Least-stale: what the latest token was not routed to is stale and goes first, of that what came first.
 
     After SpecMD (arXiv 2602.03921), which keeps what the current forward pass used and drops what earlier passes left
     behind, in the order in which it came; here for one layer, whose experts all have their turn at the same time in
