@@ -186,6 +186,7 @@ class Held:
             ExpertShape(
                 counts=tuple(shape.counts[layer] for layer in layers),
                 record_lengths=tuple(shape.record_lengths[layer] for layer in layers),
+                top_k=tuple(shape.top_k[layer] for layer in layers),
                 dense_layers=frozenset(at for at, layer in enumerate(layers) if at and layer in shape.dense_layers),
             ),
             arena_bytes=self.arena_bytes,

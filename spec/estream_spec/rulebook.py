@@ -154,6 +154,16 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-SCH-031": InvalidError,
     "EMOE-SCH-032": InvalidError,
     "EMOE-SCH-033": InvalidError,
+    # Programs that decode
+    "EMOE-SCH-034": InvalidError,
+    "EMOE-SCH-035": InvalidError,
+    "EMOE-SCH-036": InvalidError,
+    "EMOE-SCH-037": InvalidError,
+    "EMOE-SCH-038": InvalidError,
+    "EMOE-SCH-039": InvalidError,
+    "EMOE-SCH-040": InvalidError,
+    "EMOE-SCH-041": InvalidError,
+    "EMOE-SCH-042": InvalidError,
     # Records
     "EMOE-REC-001": IntegrityError,
     "EMOE-REC-002": IntegrityError,

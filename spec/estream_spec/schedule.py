@@ -27,7 +27,7 @@ class Phase(IntEnum):
     PREFILL = 2
     """Takes all rows of a batch through the model."""
     DECODE = 3
-    """Reserved."""
+    """Takes one row through the model, reading the experts that it is routed to."""
 
 
 class Policy(IntEnum):
@@ -80,11 +80,17 @@ class Opcode(IntEnum):
     DENSE = 12
     """Compute the dense block of a layer, of every row."""
     PREDICT = 13
+    """Rank the experts of a layer by how likely they will be routed to."""
     PREFETCH = 14
+    """Start reading at most `count` predicted experts of a layer."""
     DEMAND_FILL = 15
+    """Give every routed expert of a layer a bank, and start reading those that are in none."""
     DEMAND_AWAIT = 16
+    """Wait until at least `count` routed experts of a layer are in banks, whole and proven."""
     DEMAND_EXPERTS = 17
+    """Compute every routed expert of a layer that is there and was not computed yet."""
     DEMAND_RELEASE = 18
+    """Give the banks of a layer back, but for at most `count` records, which it keeps."""
 
 
 _PLACE: Final = ("layer", "group", "bank")
@@ -100,8 +106,14 @@ OPERANDS: Final[dict[int, tuple[str, ...]]] = {
     Opcode.DENSE: ("layer",),
     Opcode.HEAD: (),
     Opcode.HALT: (),
+    Opcode.PREDICT: ("layer",),
+    Opcode.PREFETCH: ("layer", "count"),
+    Opcode.DEMAND_FILL: ("layer",),
+    Opcode.DEMAND_AWAIT: ("layer", "count"),
+    Opcode.DEMAND_EXPERTS: ("layer",),
+    Opcode.DEMAND_RELEASE: ("layer", "count"),
 }
-"""Operands of the opcodes that this version defines; the others are zero."""
+"""Operands of the opcodes that this version defines; the others are zero. A `count` is in the field `group`."""
 
 
 class BankState(Enum):
@@ -114,12 +126,18 @@ class BankState(Enum):
 
 
 class Instruction(NamedTuple):
-    """One step of a program. `group` is a group's number in its layer."""
+    """One step of a program. `group` is a group's number in its layer, or a count of experts."""
 
     opcode: int
     layer: int = 0
     group: int = 0
     bank: int = 0
+
+    @property
+    def unused(self) -> bool:
+        """Whether a field is set that stands for no operand of its opcode, which is one that is defined."""
+        fields = zip(_names(self.opcode), self[1:], strict=True)
+        return any(value for name, value in fields if name not in OPERANDS[self.opcode])
 
 
 INSTRUCTION: Final = struct.Struct("<BBHIII")
@@ -182,6 +200,8 @@ class Program:
 
     def matches(self, choice: DeviceConfiguration) -> bool:
         """Whether it is a program for a device configuration."""
+        if self.phase == Phase.DECODE:  # all else that a configuration says is about prompts
+            return self.arena_bytes == choice.arena_bytes
         own = self.arena_bytes, self.group_size, self.prefetch_depth, self.policy
         return own == (choice.arena_bytes, choice.group_size, choice.prefetch_depth, POLICIES_BY_NAME[choice.policy])
 
@@ -234,17 +254,23 @@ class ExpertShape:
     Attributes:
         counts: experts of each layer, 0 where it has none.
         record_lengths: bytes of an expert record of each layer, padding included.
+        top_k: experts that a token is routed to in each layer, 0 where it has none.
         dense_layers: the layers that have a dense block.
     """
 
     counts: tuple[int, ...]
     record_lengths: tuple[int, ...]
+    top_k: tuple[int, ...]
     dense_layers: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, model: ModelDescription, experts: RecordTable) -> Self:
         """The shape of a model with this expert table."""
         return cls(
+            top_k=tuple(
+                0 if layer.experts is None else model.expert_blocks[layer.experts].router.top_k
+                for layer in model.layers
+            ),
             dense_layers=frozenset(number for number, layer in enumerate(model.layers) if layer.dense is not None),
             counts=tuple(each.count for each in experts.ranges),
             record_lengths=tuple(each.record_length for each in experts.ranges),
@@ -278,12 +304,14 @@ def disassemble(program: Program) -> str:
     phase = phases.get(program.phase, f"phase {program.phase}")
     policy = {int(each): name for each, name in POLICY_NAMES.items()}.get(program.policy, f"policy {program.policy}")
     banks = f"{program.bank_count} bank{'s' * (program.bank_count != 1)}"
-    sizes = f"groups of {program.group_size}, {banks}, arena {program.arena_bytes:,} bytes"
+    groups = "" if program.phase == Phase.DECODE else f"groups of {program.group_size}, "
+    sizes = f"{groups}{banks}, arena {program.arena_bytes:,} bytes"
     width = len(str(max(len(program.instructions) - 1, 0)))
+    longest = 14 if program.phase == Phase.DECODE else 8
     lines = [f"; {phase}, {policy}: {sizes}"]
     for index, instruction in enumerate(program.instructions):
         name, operands = _words(instruction)
-        lines.append(f"{index:>{width}}  {name:<8} {operands}".rstrip())
+        lines.append(f"{index:>{width}}  {name:<{longest}} {operands}".rstrip())
     return "\n".join(lines)
 
 
@@ -292,9 +320,15 @@ def assembly(instruction: Instruction) -> str:
     return " ".join(_words(instruction)).rstrip()
 
 
+def _names(opcode: int) -> tuple[str, str, str]:
+    """What the operand fields of an instruction stand for."""
+    return "layer", "count" if "count" in OPERANDS.get(opcode, ()) else "group", "bank"
+
+
 def _words(instruction: Instruction) -> tuple[str, str]:
-    names = {opcode.value: opcode.name for opcode in Opcode}
-    name = names.get(instruction.opcode, f"opcode {instruction.opcode}")
-    given = {field: getattr(instruction, field) for field in _PLACE}
-    shown = OPERANDS.get(instruction.opcode, ())
-    return name, " ".join(f"{field} {value}" for field, value in given.items() if field in shown or value)
+    opcode, *operands = instruction
+    names = {each.value: each.name for each in Opcode}
+    shown = OPERANDS.get(opcode, ())
+    given = zip(_names(opcode), operands, strict=True)
+    text = " ".join(f"{field} {value}" for field, value in given if field in shown or value)
+    return names.get(opcode, f"opcode {opcode}"), text

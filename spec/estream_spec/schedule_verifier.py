@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 from typing import Final, NoReturn
 
-from estream_spec.limits import MAX_EXPERTS, MAX_FILE_LENGTH
+from estream_spec.decode_verifier import DEMANDS, Demands
+from estream_spec.limits import MAX_EXPERTS, MAX_FILE_LENGTH, MAX_RECORDS
 from estream_spec.rulebook import refusal
 from estream_spec.schedule import (
     OPERANDS,
@@ -25,12 +27,24 @@ from estream_spec.schedule import (
     assembly,
 )
 
-LOADING: Final = frozenset({Opcode.FILL, Opcode.AWAIT, Opcode.HALT})
-"""What a program that only loads may do."""
+_PAGING: Final = frozenset({Opcode.FILL, Opcode.AWAIT, Opcode.EXPERTS, Opcode.RELEASE})
+"""Opcodes about groups in banks that the program names."""
 _STEPS: Final = frozenset(
     {Opcode.EMBED, Opcode.ATTEND, Opcode.ROUTE, Opcode.DENSE, Opcode.COMBINE, Opcode.HEAD, Opcode.HALT}
 )
 """Opcodes that have one order in every program; the others are about banks."""
+OPCODES: Final[dict[int, frozenset[Opcode]]] = {
+    Phase.LOAD: frozenset({Opcode.FILL, Opcode.AWAIT, Opcode.HALT}),
+    Phase.PREFILL: _STEPS | _PAGING,
+    Phase.DECODE: _STEPS | DEMANDS,
+}
+"""What programs of each phase may do."""
+_POLICIES: Final[dict[int, tuple[Policy, ...]]] = {
+    Phase.LOAD: (Policy.RESIDENT,),
+    Phase.PREFILL: tuple(Policy),
+    Phase.DECODE: (Policy.POST_ROUTING, Policy.PRE_ROUTING),
+}
+"""The policies of each phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +59,10 @@ class Proof:
         bank_bytes: room of each.
         arena_bytes: memory for experts.
         peak_bytes: most of it that holds groups, or waits for them, at one time.
-        groups_read: groups it reads where routing leaves none out.
+        groups_read: groups it reads where routing leaves none out; of a program that decodes, the most that it can.
         bytes_read: their records' bytes.
-        furthest_ahead: most groups whose reading has begun beyond the one that computes.
+        furthest_ahead: most groups whose reading has begun beyond the one that computes, or before they are routed to.
+        groups_kept: most that are kept for the next run.
     """
 
     phase: Phase
@@ -60,12 +75,16 @@ class Proof:
     groups_read: int
     bytes_read: int
     furthest_ahead: int
+    groups_kept: int
 
     def lines(self) -> list[str]:
         """The proof in words."""
-        reads = f"{self.groups_read:,} groups, {self.bytes_read:,} bytes" if self.groups_read else "nothing"
+        what = "experts" if self.phase == Phase.DECODE else "groups"
+        reads = f"{self.groups_read:,} {what}, {self.bytes_read:,} bytes" if self.groups_read else "nothing"
         if self.groups_read and self.phase == Phase.PREFILL:
             reads += f" less what routing leaves out, at most {self.furthest_ahead:,} ahead"
+        if self.phase == Phase.DECODE:
+            reads = f"at most {reads}, {self.furthest_ahead:,} ahead; keeps at most {self.groups_kept:,}"
         banks = f"{self.banks:,} bank{'s' * (self.banks != 1)} of {self.bank_bytes:,} bytes"
         return [
             f"proven: {self.phase.name.lower()}, {POLICY_NAMES[self.policy]}, {self.instructions:,} instructions",
@@ -98,9 +117,11 @@ def verify_program(program: Program, shape: ExpertShape, path: str = "program") 
         bank_bytes=shape.bank_bytes(program.group_size),
         arena_bytes=program.arena_bytes,
         peak_bytes=machine.most_full * shape.bank_bytes(program.group_size),
-        groups_read=len(machine.filled),
-        bytes_read=sum(shape.group_bytes(*group, program.group_size) for group in machine.filled),
-        furthest_ahead=machine.furthest_ahead,
+        groups_read=len(machine.filled) + sum(machine.demands.most_read),
+        bytes_read=sum(shape.group_bytes(*group, program.group_size) for group in machine.filled)
+        + sum(map(mul, machine.demands.most_read, shape.record_lengths)),
+        furthest_ahead=max(machine.furthest_ahead, *machine.demands.ahead),
+        groups_kept=machine.kept + sum(machine.demands.kept),
     )
 
 
@@ -110,15 +131,17 @@ def _check_header(program: Program, shape: ExpertShape, path: str) -> None:
             raise refusal(rule, message, path=f"{path}.{field}")
 
     group_size, depth, banks = program.group_size, program.prefetch_depth, program.bank_count
-    message = f"phase {program.phase}, expected {Phase.LOAD.value} or {Phase.PREFILL.value}"
-    require(program.phase in (Phase.LOAD, Phase.PREFILL), "EMOE-SCH-005", message, "phase")
-    policies = [Policy.RESIDENT] if program.phase == Phase.LOAD else list(Policy)
+    phases = " or ".join(str(each.value) for each in Phase)
+    require(program.phase in list(Phase), "EMOE-SCH-005", f"phase {program.phase}, expected {phases}", "phase")
+    policies = _POLICIES[program.phase]
     message = f"policy {program.policy}, expected {' or '.join(str(each.value) for each in policies)}"
     require(program.policy in policies, "EMOE-SCH-006", message, "policy")
-    message = f"group size {group_size}, expected 1 to {MAX_EXPERTS}"
-    require(1 <= group_size <= MAX_EXPERTS, "EMOE-SCH-007", message, "group_size")
-    message = f"prefetch depth {depth}, expected 0 to {MAX_EXPERTS}"
-    require(depth <= MAX_EXPERTS, "EMOE-SCH-007", message, "prefetch_depth")
+    decodes = program.phase == Phase.DECODE
+    largest, deepest = (1, MAX_RECORDS) if decodes else (MAX_EXPERTS, MAX_EXPERTS)
+    message = f"group size {group_size}, expected 1{'' if decodes else f' to {largest}'}"
+    require(1 <= group_size <= largest, "EMOE-SCH-007", message, "group_size")
+    message = f"prefetch depth {depth}, expected 0 to {deepest}"
+    require(depth <= deepest, "EMOE-SCH-007", message, "prefetch_depth")
     message = f"arena of {program.arena_bytes} bytes, the limit is {MAX_FILE_LENGTH}"
     require(program.arena_bytes <= MAX_FILE_LENGTH, "EMOE-SCH-007", message, "arena_bytes")
     groups = sum(shape.group_counts(group_size))
@@ -139,12 +162,16 @@ class _Machine:
         filled: the groups read so far, each as (layer, number in it).
         most_full: most banks that were not available at one time.
         furthest_ahead: most groups that were in banks, or on their way, beyond one that was computed with.
+        kept: groups that stay in their banks.
+        demands: what a program that decodes has asked for.
     """
 
     def __init__(self, program: Program, shape: ExpertShape, path: str):
         self._path = path
         self._shape = shape
         self._loads = program.phase == Phase.LOAD
+        self._decodes = program.phase == Phase.DECODE
+        self._allowed = OPCODES[program.phase]
         self._counts = shape.group_counts(program.group_size)
         self._first = (0, *accumulate(self._counts))
         """Number of each layer's first group, counted through the model; behind them the number of all."""
@@ -155,7 +182,8 @@ class _Machine:
         groups = [(layer, group) for layer, count in enumerate(self._counts) for group in range(count)]
         self._holds = list[tuple[int, int] | None](groups if full else [None] * program.bank_count)
         self.filled = set[tuple[int, int]]()
-        self._full = self.most_full = program.bank_count if full else 0
+        self._full = self.most_full = self.kept = program.bank_count if full else 0
+        self.demands = Demands(shape, program.bank_count, self._refuse)
         self._waiting = self.furthest_ahead = 0
         # The step that must come next, and how the layer at work stands.
         self._expected = Instruction(Opcode.HALT if self._loads else Opcode.EMBED)
@@ -177,6 +205,10 @@ class _Machine:
             self._move(instruction, BankState.FILLING, BankState.READY, "EMOE-SCH-024")
         elif opcode == Opcode.EXPERTS:
             self._compute(instruction)
+        elif opcode in DEMANDS:
+            if opcode == Opcode.DEMAND_EXPERTS:
+                self._check_place(instruction)
+            self.demands.step(instruction, self._expected)
         else:
             self._move(instruction, BankState.IN_USE, self._released, "EMOE-SCH-026")
             self._full -= self._released == BankState.AVAILABLE
@@ -199,14 +231,17 @@ class _Machine:
         operands = OPERANDS.get(opcode)
         if operands is None:
             self._refuse("EMOE-SCH-012", f"opcode {opcode}, expected one that this version defines")
-        if self._loads and opcode not in LOADING:
-            self._refuse("EMOE-SCH-013", "in a program that loads, expected FILL, AWAIT or HALT")
-        if any(getattr(instruction, each) for each in ("layer", "group", "bank") if each not in operands):
+        if opcode not in self._allowed:
+            names = ", ".join(each.name for each in Opcode if each in self._allowed)
+            self._refuse("EMOE-SCH-013", f"not in a program of this phase, expected one of {names}")
+        if instruction.unused:
             self._refuse("EMOE-SCH-014", f"operands are {layer}, {group}, {bank}, expected 0 where they are not used")
         if layer >= len(self._counts):
             self._refuse("EMOE-SCH-015", f"model has {len(self._counts)} layers, expected one that it has")
         if "group" in operands and group >= self._counts[layer]:
             self._refuse("EMOE-SCH-016", f"layer has {self._counts[layer]} groups, expected one that it has")
+        if "count" in operands and group > self._counts[layer]:
+            self._refuse("EMOE-SCH-016", f"layer has {self._counts[layer]} experts, expected at most as many")
         if bank >= len(self._states):
             self._refuse("EMOE-SCH-017", f"program has {len(self._states)} banks, expected one that it has")
 
@@ -224,8 +259,10 @@ class _Machine:
             case Opcode.EMBED:
                 self._expected = Instruction(Opcode.ATTEND, 0)
             case Opcode.COMBINE:
-                if self._computed < self._counts[layer]:
+                if not self._decodes and self._computed < self._counts[layer]:
                     self._refuse("EMOE-SCH-030", f"{self._computed} of {self._counts[layer]} groups are computed")
+                if self._decodes:
+                    self.demands.end_layer(layer)
                 last = layer + 1 == len(self._counts)
                 self._expected = Instruction(Opcode.HEAD) if last else Instruction(Opcode.ATTEND, layer + 1)
                 self._computing = None
@@ -257,15 +294,19 @@ class _Machine:
     def _compute(self, instruction: Instruction) -> None:
         _, layer, group, _ = instruction
         self._move(instruction, BankState.READY, BankState.IN_USE, "EMOE-SCH-025")
-        if self._computing != layer:
-            before = self._shape.steps(layer)[-2].name
-            self._refuse("EMOE-SCH-028", f"out of place, expected between {before} and COMBINE of its layer")
+        self._check_place(instruction)
         if group <= self._last_group:
             self._refuse("EMOE-SCH-029", f"behind group {self._last_group}, expected a higher one")
         self._computed, self._last_group = self._computed + 1, group
         if (layer, group) in self.filled:
             self._waiting -= 1
             self.furthest_ahead = max(self.furthest_ahead, self._waiting)
+
+    def _check_place(self, instruction: Instruction) -> None:
+        """Experts are computed between what comes before them and the end of their layer."""
+        if self._computing != instruction.layer:
+            before = self._shape.steps(instruction.layer)[-2].name
+            self._refuse("EMOE-SCH-028", f"out of place, expected between {before} and COMBINE of its layer")
 
     def _move(self, instruction: Instruction, before: BankState, after: BankState, rule: str) -> None:
         """Take a bank that holds the group named from one state to the next."""
@@ -283,4 +324,6 @@ class _Machine:
         for bank, state in enumerate(self._states):
             if state != self._released:
                 self._refuse("EMOE-SCH-032", f"bank {bank} is {state.value}, expected {self._released.value}")
+        if self._decodes:
+            self.most_full = self.demands.end()
         self._halted = True

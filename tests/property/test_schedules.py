@@ -173,9 +173,11 @@ def shapes(draw: st.DrawFn) -> ExpertShape:
     counts = draw(st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any))
     lengths = draw(st.lists(st.sampled_from([4096, 8192]), min_size=len(counts), max_size=len(counts)))
     beside = draw(st.sets(st.integers(0, len(counts) - 1)))
+    top_k = [draw(st.integers(1, count)) if count else 0 for count in counts]
     return ExpertShape(
         counts=tuple(counts),
         record_lengths=tuple(length if count else 0 for count, length in zip(counts, lengths, strict=True)),
+        top_k=tuple(top_k),
         dense_layers=frozenset(beside | {layer for layer, count in enumerate(counts) if not count}),
     )
 
@@ -255,7 +257,7 @@ def test_edited_programs_are_refused_or_right(data: st.DataObject) -> None:
     simulate(changed, shape, data.draw(routings(shape, changed.group_size)))
 
 
-SHAPE = ExpertShape(counts=(3, 0, 1), record_lengths=(4096, 0, 4096), dense_layers=frozenset({1, 2}))
+SHAPE = ExpertShape(counts=(3, 0, 1), record_lengths=(4096, 0, 4096), top_k=(2, 0, 1), dense_layers=frozenset({1, 2}))
 EVERY: set[Group] = {(0, 0), (0, 1), (2, 0)}
 """Its groups of two."""
 SMALL = [

@@ -30,7 +30,7 @@ RECORD = 1 << PAGE_SHIFT
 EXPERTS = 7
 MODEL_OF_SEVEN = replace(MODEL, expert_blocks=(replace(MODEL.expert_blocks[0], experts=EXPERTS),))
 PACKAGE = Draft(model=MODEL_OF_SEVEN).seal()
-SHAPE = ExpertShape(counts=(EXPERTS, EXPERTS), record_lengths=(RECORD, RECORD))
+SHAPE = ExpertShape(counts=(EXPERTS, EXPERTS), record_lengths=(RECORD, RECORD), top_k=(2, 2))
 
 
 def stored() -> dict[tuple[int, int], bytes]:

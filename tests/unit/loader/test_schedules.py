@@ -19,7 +19,7 @@ from fixtures.packages import PAGE_SHIFT, Draft, Section
 from fixtures.sources import CountingSource
 
 RECORD = 1 << PAGE_SHIFT
-SHAPE = ExpertShape(counts=(3, 3), record_lengths=(RECORD, RECORD))
+SHAPE = ExpertShape(counts=(3, 3), record_lengths=(RECORD, RECORD), top_k=(2, 2))
 
 
 def compiled(policy: Policy = Policy.PRE_ROUTING, *, depth: int = 1, phase: Phase = Phase.PREFILL) -> Program:

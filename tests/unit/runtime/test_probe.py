@@ -184,7 +184,7 @@ def test_experts_that_are_held_take_a_quarter_of_the_memory_at_most(
     memory_bytes: int, group_size: int, banks: int
 ) -> None:
     """In records of 1 MiB, of which a layer has 12."""
-    shape = ExpertShape(counts=(12,), record_lengths=(1 << 20,))
+    shape = ExpertShape(counts=(12,), record_lengths=(1 << 20,), top_k=(2,))
     held = Held.of(shape, memory_bytes << 20, 0)
     assert (held.group_size, held.banks) == (group_size, banks)
     with pytest.raises(LinkError, match="one expert takes 1048576 bytes, expected at most 1048575, a quarter"):
@@ -192,12 +192,12 @@ def test_experts_that_are_held_take_a_quarter_of_the_memory_at_most(
 
 
 def test_large_expert_is_measured_where_there_is_memory() -> None:
-    held = Held.of(ExpertShape(counts=(8,), record_lengths=(1 << 30,)), 1 << 34, 0)
+    held = Held.of(ExpertShape(counts=(8,), record_lengths=(1 << 30,), top_k=(2,)), 1 << 34, 0)
     assert (held.group_size, held.banks) == (1, 1)
 
 
 def test_no_more_experts_are_held_than_there_is_memory_for_beside_all_else() -> None:
-    shape = ExpertShape(counts=(12,), record_lengths=(1 << 20,))
+    shape = ExpertShape(counts=(12,), record_lengths=(1 << 20,), top_k=(2,))
     held = Held.of(shape, 64 << 20, 61 << 20)
     assert held.arena_bytes <= 3 << 20
     with pytest.raises(LinkError, match="67108864 bytes of memory, expected at least 68157440"):
@@ -253,7 +253,8 @@ def test_reads_that_are_not_proven_are_refused(packed: PackageFactory, monkeypat
 def test_programs_are_of_layers_that_have_experts() -> None:
     """The dense block of the first is timed with all else of the layer, and not beside reading."""
     lengths = tuple(4096 if count else 0 for count in (0, 8, 0, 8, 8))
-    shape = ExpertShape(counts=(0, 8, 0, 8, 8), record_lengths=lengths, dense_layers=frozenset({0, 1, 3}))
+    counts, top_k = (0, 8, 0, 8, 8), (0, 2, 0, 2, 2)
+    shape = ExpertShape(counts=counts, record_lengths=lengths, top_k=top_k, dense_layers=frozenset({0, 1, 3}))
     held = Held.of(shape, 4 << 20, 0)
     once = [Opcode.ATTEND, Opcode.ROUTE, Opcode.DENSE]
     assert [each.opcode for each in held.prefill().instructions if each.opcode in once] == [*once, *once[:2]]

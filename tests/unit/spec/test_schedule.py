@@ -145,7 +145,7 @@ def test_shape_of_a_table() -> None:
     table = RecordTable(ranges=ranges, checksums=(0,) * 7, digests=(bytes(32),) * 7)
     model = structs.replace(OLMOE_1B_7B, layers=(Layer(attention=0, experts=0), Layer(attention=0, experts=0, dense=0)))
     shape = ExpertShape.of(model, table)
-    assert shape == ExpertShape(counts=(5, 2), record_lengths=(4096, 8192), dense_layers=frozenset({1}))
+    assert shape == ExpertShape(counts=(5, 2), record_lengths=(4096, 8192), top_k=(8, 8), dense_layers=frozenset({1}))
     assert shape.bank_bytes(2) == 2 * 8192
     assert shape.group_counts(2) == [3, 1]
     assert [shape.group_bytes(0, group, 2) for group in range(3)] == [8192, 8192, 4096]

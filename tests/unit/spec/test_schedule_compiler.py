@@ -13,7 +13,7 @@ from estream_spec.schedule import ExpertShape, Opcode, Phase, Policy, Program
 from estream_spec.schedule_compiler import compile_program
 from estream_spec.schedule_verifier import verify_program
 
-SHAPE = ExpertShape(counts=(5, 2), record_lengths=(4096, 8192))
+SHAPE = ExpertShape(counts=(5, 2), record_lengths=(4096, 8192), top_k=(2, 1))
 """Groups of two: three of layer 0, the last ragged, and one of layer 1."""
 GROUPS = [(0, 0), (0, 1), (0, 2), (1, 0)]
 BANK = 2 * 8192
@@ -93,7 +93,7 @@ def test_resident() -> None:
 )
 def test_dense_blocks_are_computed_while_experts_are_read(policy: Policy, depth: int, expected: str) -> None:
     """A layer with a dense block alone, and one with experts beside it."""
-    shape = ExpertShape(counts=(0, 3), record_lengths=(0, 4096), dense_layers=frozenset({0, 1}))
+    shape = ExpertShape(counts=(0, 3), record_lengths=(0, 4096), top_k=(0, 2), dense_layers=frozenset({0, 1}))
     program = compile_program(shape, arena_bytes=1 << 16, group_size=2, prefetch_depth=depth, policy=policy)
     assert spelled(program) == expected
     assert verify_program(program, shape).banks == min(depth + 1, 2)
@@ -146,7 +146,7 @@ def test_more_instructions_than_a_program_may_have(monkeypatch: pytest.MonkeyPat
 
 def test_a_model_of_many_small_experts() -> None:
     """DeepSeek-V3's number of experts, read one by one · a program far below the limit."""
-    shape = ExpertShape(counts=(256,) * 58, record_lengths=(1 << 14,) * 58)
+    shape = ExpertShape(counts=(256,) * 58, record_lengths=(1 << 14,) * 58, top_k=(8,) * 58)
     program = compile_program(shape, arena_bytes=1 << 18, group_size=1, prefetch_depth=3)
     assert len(program.instructions) == 4 * 58 * 256 + 3 * 58 + 3
     proof = verify_program(program, shape)

@@ -84,7 +84,7 @@ def test_rules_stand_in_the_order_of_their_checks() -> None:
 
 
 def example() -> Program:
-    shape = ExpertShape(counts=(3, 2), record_lengths=(4096, 4096))
+    shape = ExpertShape(counts=(3, 2), record_lengths=(4096, 4096), top_k=(2, 1))
     return compile_program(shape, arena_bytes=16384, group_size=2, prefetch_depth=1, policy=Policy.PRE_ROUTING)
 
 

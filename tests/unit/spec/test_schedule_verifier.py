@@ -14,7 +14,7 @@ from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Polic
 from estream_spec.schedule_compiler import compile_program
 from estream_spec.schedule_verifier import verify_program
 
-SHAPE = ExpertShape(counts=(3, 2), record_lengths=(4096, 4096))
+SHAPE = ExpertShape(counts=(3, 2), record_lengths=(4096, 4096), top_k=(2, 1))
 """Groups of one and two banks, so that a program is short and has every kind of step."""
 
 
@@ -34,7 +34,9 @@ RESIDENT = compiled(Policy.RESIDENT, depth=4)
 LOAD = compiled(Policy.RESIDENT, Phase.LOAD, depth=4)
 """0 to 4 FILL, 5 to 9 AWAIT, 10 HALT"""
 
-MIXED_SHAPE = ExpertShape(counts=(2, 0, 1), record_lengths=(4096, 0, 4096), dense_layers=frozenset({1, 2}))
+MIXED_SHAPE = ExpertShape(
+    counts=(2, 0, 1), record_lengths=(4096, 0, 4096), top_k=(1, 0, 1), dense_layers=frozenset({1, 2})
+)
 """A layer of experts, one with a dense block alone, one with both."""
 MIXED = compile_program(MIXED_SHAPE, arena_bytes=1 << 16, group_size=2, prefetch_depth=0, policy=Policy.PRE_ROUTING)
 """
@@ -241,10 +243,10 @@ def test_a_message_says_what_and_where() -> None:
 
 
 def test_a_program_of_another_model() -> None:
-    other = ExpertShape(counts=(3, 3), record_lengths=(4096, 4096))
+    other = ExpertShape(counts=(3, 3), record_lengths=(4096, 4096), top_k=(2, 2))
     with pytest.raises(InvalidError, match="2 of 3 groups are computed"):
         verify_program(POST, other)
-    longer = ExpertShape(counts=(3, 2), record_lengths=(4096, 1 << 16))
+    longer = ExpertShape(counts=(3, 2), record_lengths=(4096, 1 << 16), top_k=(2, 1))
     with pytest.raises(InvalidError, match=r"its banks take 131072.*\[EMOE-SCH-010\]"):
         verify_program(POST, longer)
 
@@ -261,7 +263,7 @@ def test_the_proof_in_words() -> None:
 
 
 def test_ragged_groups_count_their_own_bytes() -> None:
-    shape = ExpertShape(counts=(3, 5), record_lengths=(4096, 8192))
+    shape = ExpertShape(counts=(3, 5), record_lengths=(4096, 8192), top_k=(2, 2))
     program = compile_program(shape, arena_bytes=1 << 20, group_size=2, prefetch_depth=2)
     proof = verify_program(program, shape)
     assert (proof.groups_read, proof.bytes_read) == (5, 3 * 4096 + 5 * 8192)
