@@ -29,12 +29,15 @@ DIRECTORY_MAGIC: Final = b"EMOEDIR\0"
 TABLE_MAGIC: Final = b"EMOETAB\0"
 SIGNATURE_MAGIC: Final = b"EMOESIG\0"
 PROGRAM_MAGIC: Final = b"EMOEPRG\0"
+PREFETCH_MAGIC: Final = b"EMOEPRE\0"
 FILE_ID_CONTEXT: Final = b"EMOE file_id\0"
 """What the preimage of a file id starts with."""
 CONTENT_ID_CONTEXT: Final = b"EMOE content_id\0"
 """What the preimage of a content id starts with."""
 SIGNATURE_CONTEXT: Final = b"EMOE signature\0"
 """What a signed message starts with."""
+PREFETCH_CONTEXT: Final = b"EMOE prefetch\0"
+"""What the preimage of the model digest starts with that a prefetch router names."""
 
 
 class SectionType(IntEnum):
@@ -60,7 +63,7 @@ class SectionType(IntEnum):
     BINARY = 10
     """Graphs compiled for one accelerator; the section id is the one its manifest entry names."""
     PREFETCH_ROUTER = 11
-    """Reserved."""
+    """Predicts the experts of each layer before its attention block is computed."""
     CALIBRATION = 12
     """Reserved: tokens per expert."""
     DEVICE_CONFIGURATION = 13
@@ -96,6 +99,7 @@ FLAGS: Final[dict[int, SectionFlag]] = {
     SectionType.CHAT_TEMPLATE: SectionFlag.SAFE_TO_COPY,
     SectionType.SCHEDULE: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
     SectionType.BINARY: SectionFlag.SAFE_TO_COPY,
+    SectionType.PREFETCH_ROUTER: SectionFlag.SAFE_TO_COPY,
     SectionType.DEVICE_CONFIGURATION: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
     SectionType.SIGNATURE: SectionFlag.SAFE_TO_COPY | SectionFlag.UNSIGNED,
 }

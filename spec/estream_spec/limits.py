@@ -15,6 +15,8 @@ MAX_MANIFEST_LENGTH: Final = 1 << 20
 """1 MiB: of the manifest, a chat template, a device configuration or a signature, stored and decoded."""
 MAX_SMALL_SECTION_LENGTH: Final = 1 << 26
 """64 MiB: any section that is read whole (graphs, tokenizer, tables), stored and decoded."""
+MAX_PREFETCH_ROUTER_LENGTH: Final = 1 << 29
+"""512 MiB: of the prefetch router, stored and decoded. It has the size of all routers together, at 2 bytes a weight."""
 MAX_COMPRESSION_RATIO: Final = 256
 """Decoded over stored bytes of a zstd section."""
 MAX_LAYERS: Final = 1024

@@ -164,6 +164,14 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-SCH-040": InvalidError,
     "EMOE-SCH-041": InvalidError,
     "EMOE-SCH-042": InvalidError,
+    # Prefetch router
+    "EMOE-PRE-001": MalformedError,
+    "EMOE-PRE-002": IntegrityError,
+    "EMOE-PRE-003": InvalidError,
+    "EMOE-PRE-004": InvalidError,
+    "EMOE-PRE-005": InvalidError,
+    "EMOE-PRE-006": InvalidError,
+    "EMOE-PRE-007": InvalidError,
     # Records
     "EMOE-REC-001": IntegrityError,
     "EMOE-REC-002": IntegrityError,
@@ -174,6 +182,7 @@ RULES: Final[dict[str, type[EmoeError]]] = {
     "EMOE-REC-007": InvalidError,
     "EMOE-REC-008": InvalidError,
     "EMOE-REC-009": InvalidError,
+    "EMOE-PRE-008": IntegrityError,
     # Identity
     "EMOE-IDN-001": IntegrityError,
     # Padding
