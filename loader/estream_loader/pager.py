@@ -58,6 +58,7 @@ class Pager:
         arena_kind: what kind of memory that is.
 
     Attributes:
+        shape: experts of each layer, and their records.
         arena: the memory.
         lanes: reads outstanding at a time.
         group_size: experts in a group.
@@ -68,7 +69,7 @@ class Pager:
     """
 
     def __init__(self, package: Package, *, arena_bytes: int, lanes: int = LANES, arena_kind: ArenaKind = "ordinary"):
-        self._experts, self._shape, self.lanes = package.experts, package.expert_shape, lanes
+        self._experts, self.shape, self.lanes = package.experts, package.expert_shape, lanes
         self.arena = Arena(arena_bytes, arena_kind)
         self.group_size = self.uses = 0
         self._closed = False
@@ -154,7 +155,7 @@ class Pager:
         self._beyond.clear()
         self.group_size = 0  # until all is done: an interrupt in between must not leave half of it for the whole
         self._readings = [[] for _ in range(max(bank_count, len(self.arena.banks)))]
-        self.arena.divide(bank_count, self._shape.bank_bytes(group_size))
+        self.arena.divide(bank_count, self.shape.bank_bytes(group_size))
         self.group_size = group_size
         for (layer, expert), slot in held.items():
             number, place = divmod(slot, group_size)

@@ -10,7 +10,7 @@ records that the layer keeps and has not demanded. SCHEDULE.md section 3.3; that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from estream_loader.pager import Binding, Pager
 from estream_loader.retention import RETENTION, RETENTIONS, Retention
@@ -40,14 +40,6 @@ class DemandStats:
     dropped: int = 0
     stalls: int = 0
     layers: int = 0
-
-    def __sub__(self, earlier: DemandStats) -> DemandStats:
-        """What came since."""
-        return DemandStats(*(getattr(self, each.name) - getattr(earlier, each.name) for each in fields(self)))
-
-    def __add__(self, other: DemandStats) -> DemandStats:
-        """Both together."""
-        return DemandStats(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 class Slots:
@@ -105,6 +97,10 @@ class Slots:
             counts: tokens by expert.
         """
         self._retention[layer].seed(counts)
+
+    def note(self, layer: int, experts: Sequence[int]) -> None:
+        """One more token was routed to these experts of a layer."""
+        self._retention[layer].note(experts)
 
     def favourites(self, layer: int, count: int) -> list[int]:
         """The experts of a layer that are most worth keeping, at most `count`, the best first."""

@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from estream_loader.dense import EmbeddingRows
 from estream_loader.pager import Pager
+from estream_loader.seeding import Seeding
 from estream_runtime.backends import Array, Backend
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import Entered, Kept, KeyValues
+from estream_runtime.decoding import Decoding
 from estream_runtime.recorder import Recorder
 from estream_runtime.rotary import rotary_tables
 from estream_runtime.routing import Routed, by_expert, route
@@ -60,7 +62,8 @@ class _Rows:
         normed: f32 `[T, hidden]`, what experts take, from ATTEND of a layer to its COMBINE.
         ready: those as the backend takes them, from ROUTE on.
         scores: f32 `[T, experts]`, the router's, likewise; None where the layer has no experts.
-        routed: rows of each expert, from ROUTE of a layer to its COMBINE.
+        choice: expert ids int32 `[T, k]` and weights f32 `[T, k]`, from ROUTE of a layer to its COMBINE.
+        routed: rows of each expert, likewise.
         total: f32 `[T, hidden]`, what the dense block and experts have added so far, from ROUTE or DENSE on.
     """
 
@@ -74,6 +77,7 @@ class _Rows:
     normed: Floats = field(init=False)
     ready: Any = field(init=False)
     scores: Floats | None = field(init=False)
+    choice: tuple[npt.NDArray[np.int32], Floats] = field(init=False)
     routed: Routed = field(init=False)
     total: Floats = field(init=False)
 
@@ -88,9 +92,11 @@ class Interpreter:
         embedding: gives rows of the embedding.
         dense: weights of the graphs `qkv`, `out` and `head`.
         experts: makes records ready for the graph `expert`.
+        decoding: carries out the demand forms of decode programs.
 
     Attributes:
         recorder: adds up where time goes.
+        decoding: see above.
         on_layer: told of each layer that is routed; None for nobody.
     """
 
@@ -102,11 +108,13 @@ class Interpreter:
         embedding: EmbeddingRows,
         dense: DenseWeights,
         experts: ExpertWeights,
+        decoding: Decoding,
     ):
-        self.model, self.pager = model, pager
+        self.model, self.pager, self.decoding = model, pager, decoding
         self.recorder = Recorder()
         self.on_layer: OnLayer | None = None
         self._backend, self._embedding, self._dense, self._experts = backend, embedding, dense, experts
+        self._seeding: Seeding | None = None
         self._classes = [layer_classes(model, layer) for layer in range(len(model.layers))]
 
     def new_cache(self) -> list[Kept]:
@@ -138,6 +146,7 @@ class Interpreter:
         cache: Sequence[Kept] | None = None,
         on_route: OnRoute | None = None,
         asked: Ids | None = None,
+        decode: Program | None = None,
     ) -> T:
         """Take rows through all layers.
 
@@ -150,6 +159,8 @@ class Interpreter:
             on_route: told of each routing decision.
             asked: the rows to be given to `head`, int64; None for all. The last layer computes nothing else of the
                 others than their keys and values.
+            decode: the decode program that will go on; experts that the rows are routed to most are kept for it. None
+                keeps none.
 
         Returns:
             What `head` returned.
@@ -162,8 +173,10 @@ class Interpreter:
         tables = [rotary_tables(attention, batch.positions) for attention in self.model.attentions]
         rows = _Rows(batch, cache, on_route, asked, tables)
         found: list[T] = []
+        decoding, decodes = self.decoding, program.phase == Phase.DECODE
         # What is not finite is found in scores and logits.
         with np.errstate(over="ignore", invalid="ignore"), self._in_banks(program):
+            self._seeding = None if decode is None else Seeding(self.pager, decoding.slots, decoding.kept(decode))
             for instruction in program.instructions:
                 match instruction.opcode:
                     case Opcode.EMBED:
@@ -175,11 +188,29 @@ class Interpreter:
                             self._attend(rows, instruction.layer)
                     case Opcode.ROUTE:
                         self._route(rows, instruction.layer)
+                        if not decodes:
+                            self._leave_unread(rows, instruction.layer)
                     case Opcode.DENSE:
                         with self.recorder.during("dense", instruction.layer, tokens=len(rows.x)):
                             rows.total = self._dense_graph("dense", instruction.layer, {"normed": rows.normed})["y"]
                     case Opcode.EXPERTS:
                         self._add_experts(rows, instruction)
+                    case Opcode.PREDICT:
+                        with self.recorder.during("route", instruction.layer, tokens=1):
+                            decoding.predict(instruction.layer, rows.x)
+                    case Opcode.PREFETCH:
+                        decoding.prefetch(instruction.layer, instruction.group)
+                    case Opcode.DEMAND_FILL:
+                        assert rows.scores is not None
+                        bias = self._selection_bias(instruction.layer)
+                        decoding.demand(instruction.layer, rows.choice, rows.scores, bias)
+                    case Opcode.DEMAND_AWAIT:
+                        decoding.await_(instruction.layer, instruction.group, self.recorder)
+                    case Opcode.DEMAND_EXPERTS:
+                        shape_class = self._classes[instruction.layer]["expert"]
+                        decoding.compute(instruction.layer, shape_class, rows.ready, rows.total, self.recorder)
+                    case Opcode.DEMAND_RELEASE:
+                        decoding.release(instruction.layer, instruction.group)
                     case Opcode.COMBINE:
                         with self.recorder.during("scatter", instruction.layer, tokens=len(rows.x)):
                             rows.x = rows.x + rows.total
@@ -280,18 +311,30 @@ class Interpreter:
             with self.recorder.during("wait", layer):
                 self._dense.await_(role, layer or 0)
 
+    def _selection_bias(self, layer: int) -> Floats | None:
+        """What is added for choosing experts, f32 `[experts]`; None for nothing."""
+        router = self.model.expert_block(layer).router
+        return self._dense.vector(layer, "selection_bias") if router.selection_bias else None
+
+    def _leave_unread(self, rows: _Rows, layer: int) -> None:
+        """Tell rows by expert, and leave unread what nobody chose."""
+        rows.routed = by_expert(*rows.choice, self.model.expert_block(layer).experts)
+        counts = rows.routed.counts
+        self.pager.route(layer, np.flatnonzero(counts).tolist())
+        if self._seeding is not None:
+            self._seeding.routed(layer, rows.choice[0].tolist(), counts.tolist())
+
     def _route(self, rows: _Rows, layer: int) -> None:
-        """Choose experts, and leave unread what nobody chose."""
+        """Choose experts."""
         block = self.model.expert_blocks[self._classes[layer]["expert"]]
-        bias = self._dense.vector(layer, "selection_bias") if block.router.selection_bias else None
+        bias = self._selection_bias(layer)
         with self.recorder.during("route", layer, tokens=len(rows.x)):
             assert rows.scores is not None
             try:
                 expert_ids, weights = route(rows.scores, block.router, bias)
             except TrapError as error:
                 raise TrapError(error.message, path=f"layer {layer}") from None
-            rows.routed = by_expert(expert_ids, weights, block.experts)
-            self.pager.route(layer, np.flatnonzero(rows.routed.counts).tolist())
+            rows.choice = expert_ids, weights
             rows.total = np.zeros_like(rows.normed)
             rows.ready = self._backend.expert_rows(rows.normed)
         if rows.on_route is not None:
@@ -306,20 +349,29 @@ class Interpreter:
         for expert in self.pager.wanted(layer, group):
             chosen, shares = rows.routed.tokens_of(expert)
             during = partial(self.recorder.during, layer=layer, group=group, expert=expert, tokens=len(chosen))
+            record = self.pager.record(bound, expert)
             with during("expand"):
-                inputs = self._experts.bind(layer, self.pager.record(bound, expert))
+                inputs = self._experts.bind(layer, record)
             self._backend.add_expert(shape_class, rows.ready, chosen, shares, inputs, rows.total, during)
+            if self._seeding is not None:
+                with during("expand"):
+                    self._seeding.passed(layer, expert, record)
 
     @contextmanager
     def _in_banks(self, program: Program) -> Iterator[None]:
         """A program's time in the arena: when it fails, nothing is being read any more and every bank is free."""
         self.pager.divide(program.bank_count, program.group_size)
-        self.pager.begin(resident=program.policy == Policy.RESIDENT and program.phase == Phase.PREFILL)
+        if program.phase == Phase.DECODE:
+            self.decoding.begin(program)
+        else:
+            self.pager.begin(resident=program.policy == Policy.RESIDENT and program.phase == Phase.PREFILL)
         try:
             yield
         except BaseException:
             self.pager.settle()
             raise
+        if program.phase == Phase.DECODE:
+            self.decoding.end()
 
     def _dense_graph(self, role: GraphRole, layer: int, feeds: dict[str, Array]) -> dict[str, Array]:
         return self._backend.run(role, self._classes[layer][role], feeds | self._dense.inputs(role, layer))

@@ -9,6 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from estream_loader.package import Package
+from estream_spec.decode_compiler import compile_decode
 from estream_spec.devices import for_tokens
 from estream_spec.errors import LinkError
 from estream_spec.limits import MAX_DIMENSION, MAX_EXPERTS
@@ -88,6 +89,7 @@ class DevicePrograms:
         }
         self._made: dict[DeviceConfiguration, Programs] = {}
         self.arena_bytes = max(map(self._needed, choices))
+        self._decode: dict[bool, Program | None] = {}
         self.lanes = max(each.lanes for each in choices)
 
     def of(self, choice: DeviceConfiguration) -> Programs:
@@ -109,11 +111,41 @@ class DevicePrograms:
         programs = self.of(for_tokens(self.choices, rows))
         return programs.few if few_tokens(model, rows) else programs.many, programs.load
 
+    def decode(self, *, predicts: bool) -> Program | None:
+        """The program for a single row, in all of the arena; None where that has no room for a layer's experts.
+
+        Args:
+            predicts: whether it reads ahead.
+
+        Raises:
+            FormatError: a program of the package is at fault.
+        """
+        if predicts not in self._decode:
+            self._decode[predicts] = self._find_decode(Policy.PRE_ROUTING if predicts else Policy.POST_ROUTING)
+        return self._decode[predicts]
+
+    def _find_decode(self, policy: Policy) -> Program | None:
+        shape = self._package.expert_shape
+        for choice in self._wished.values():
+            own = self._package.program(choice, Phase.DECODE)
+            if own is not None and own.policy == policy and own.bank_count * shape.bank_bytes(1) == self.arena_bytes:
+                return own
+        slots = self.arena_bytes // shape.bank_bytes(1)
+        if slots < max(shape.top_k):
+            return None
+        program = compile_decode(shape, arena_bytes=self.arena_bytes, slots=slots, policy=policy)
+        verify_program(program, shape)
+        return program
+
     def _needed(self, choice: DeviceConfiguration) -> int:
-        """Bytes of the banks; those of the package's own program are counted there."""
-        sizes = self._sizes[choice]
+        """Bytes of the banks, and beyond them as far as the arena goes, or there are experts: decoding keeps them.
+
+        Banks of the package's own program are counted there.
+        """
+        sizes, shape = self._sizes[choice], self._package.expert_shape
         banks = sizes.bank_count if isinstance(sizes, Program) else sizes.prefetch_depth + 1
-        return banks * self._package.expert_shape.bank_bytes(sizes.group_size)
+        records = min(self._wished[choice].arena_bytes // shape.bank_bytes(1), sum(shape.counts))
+        return max(banks * shape.bank_bytes(sizes.group_size), records * shape.bank_bytes(1))
 
 
 def choose_programs(
@@ -168,9 +200,9 @@ def _divide(
 ) -> DeviceConfiguration:
     """Banks that fit the arena.
 
-    What was left open is as in the package's configuration if that is for the same arena. Another arena is filled with
-    banks, at least two of them where it holds more than one record, since nothing is read into the only bank while it
-    computes.
+    What was left open is as in the package's configuration if that is for the same arena. Another arena has at least
+    two banks where it holds more than one record, since nothing is read into the only bank while it computes; one for
+    every group where it holds them all; and otherwise no more than configured, which leaves the rest for decoding.
     """
     slots = wished.arena_bytes // max(shape.record_lengths)
     if slots < 1:
@@ -181,10 +213,11 @@ def _divide(
     other_arena = wished.arena_bytes != configuration.arena_bytes
     if asked.group_size is None and other_arena and depth > 0:
         group_size = min(group_size, max(slots // 2, 1))
-    if asked.prefetch_depth is None and (asked.group_size is not None or other_arena):
-        depth = MAX_EXPERTS
     group_size = min(group_size, slots, max(shape.counts))
-    banks = min(slots // group_size, depth + 1, MAX_EXPERTS + 1, sum(shape.group_counts(group_size)))
+    groups = sum(shape.group_counts(group_size))
+    if asked.prefetch_depth is None and (asked.group_size is not None or other_arena):
+        depth = MAX_EXPERTS if slots // group_size >= groups else max(depth, 1)
+    banks = min(slots // group_size, depth + 1, MAX_EXPERTS + 1, groups)
     return replace(
         wished, arena_bytes=banks * shape.bank_bytes(group_size), group_size=group_size, prefetch_depth=banks - 1
     )

@@ -6,7 +6,9 @@ scores chooses the same experts. A row is routed alike alone and among others.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,18 +42,86 @@ def route(scores: Floats, router: Router, selection_bias: Floats | None = None) 
     scores = np.ascontiguousarray(scores)
     if router.family == "sparsemixer":
         chosen, weights = _sparsemixer(scores, router)
+        if router.scale != 1:
+            weights = weights * np.float32(router.scale)
     else:
-        shares = _sigmoid(scores) if router.family.startswith("sigmoid") else _softmax(scores)
+        shares = _shares(scores, router)
         chosen = _largest(_preferences(scores, shares, router, selection_bias), router.top_k)
-        weights = np.take_along_axis(shares, chosen, axis=1)
-        if router.family.endswith("-renormalise"):
-            with np.errstate(invalid="ignore"):  # sigmoids that are all 0 divided by their sum
-                weights /= weights.sum(axis=1, keepdims=True) + np.float32(router.epsilon)
-    if router.scale != 1:
-        weights = weights * np.float32(router.scale)
+        weights = _weights(shares, chosen, router)
     if not np.isfinite(weights).all():
         raise TrapError("a routing weight is not finite")
     return chosen.astype(np.int32), weights
+
+
+class Substituted(NamedTuple):
+    """What a row takes in place of what it was routed to.
+
+    Attributes:
+        expert_ids: int32 `[1, k]`.
+        weights: f32 `[1, k]`.
+        replaced: experts that it was routed to and does without.
+        lost_share: the share of the weights that those had, 0 to 1.
+    """
+
+    expert_ids: Ids
+    weights: Floats
+    replaced: list[int]
+    lost_share: float
+
+
+def substituted(
+    scores: Floats,
+    router: Router,
+    selection_bias: Floats | None,
+    routed: tuple[Ids, Floats],
+    ready: Collection[int],
+    most_share: float,
+) -> Substituted:
+    """Replaces experts that are not ready by those that are and that the router would choose next.
+
+    A substitute counts as much as the router says of it, by the rule for all that are chosen. An expert with more than
+    `most_share` of the row's weights is not replaced, nor is one for which no other is ready; of several for which too
+    few are ready, those of the least weight are replaced. Source: the stall-free mode of APEX (arXiv 2608.11688); the
+    bound is ours.
+
+    Args:
+        scores: f32 `[1, E]`.
+        router: the rule, not sparsemixer.
+        selection_bias: see `route`.
+        routed: what `route` gave.
+        ready: experts that are there.
+        most_share: 0 to 1.
+    """
+    expert_ids, weights = routed
+    chosen = expert_ids[0].tolist()
+    parts = weights[0] / weights[0].sum()
+    late = [at for at, expert in enumerate(chosen) if expert not in ready and parts[at] <= most_share]
+    shares = _shares(scores, router)
+    wanted = _preferences(scores, shares, router, selection_bias)
+    order = _largest(wanted, scores.shape[1])[0].tolist()
+    others = [each for each in order if each in ready and each not in chosen and wanted[0, each] > -np.inf]
+    changed = list(zip(reversed(late), others, strict=False))
+    if not changed:
+        return Substituted(expert_ids, weights, [], 0.0)
+    taken = expert_ids.astype(np.int64)
+    for at, substitute in changed:
+        taken[0, at] = substitute
+    lost = float(sum(parts[at] for at, _ in changed))
+    return Substituted(taken.astype(np.int32), _weights(shares, taken, router), [chosen[at] for at, _ in changed], lost)
+
+
+def _shares(scores: Floats, router: Router) -> Floats:
+    """What each expert counts before any is chosen, f32 `[T, E]`."""
+    return _sigmoid(scores) if router.family.startswith("sigmoid") else _softmax(scores)
+
+
+def _weights(shares: Floats, chosen: Rows, router: Router) -> Floats:
+    """Weights f32 `[T, k]` of what was chosen."""
+    weights: Floats = np.take_along_axis(shares, chosen, axis=1)
+    if router.family.endswith("-renormalise"):
+        with np.errstate(invalid="ignore"):  # sigmoids that are all 0 divided by their sum
+            weights /= weights.sum(axis=1, keepdims=True) + np.float32(router.epsilon)
+    return weights if router.scale == 1 else weights * np.float32(router.scale)
 
 
 def _preferences(scores: Floats, shares: Floats, router: Router, selection_bias: Floats | None) -> Floats:

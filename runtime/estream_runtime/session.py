@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,11 @@ from estream_runtime.backends import Backend, default_backend, fallback_notice, 
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import Kept
 from estream_runtime.context import Context
+from estream_runtime.decoding import Decoding, Mode
 from estream_runtime.host_processors import usable_processors
 from estream_runtime.interpreter import ROW_BLOCK, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
+from estream_runtime.prefetching import LearnedPredictor
 from estream_runtime.programs import POLICIES, Sizes, choose_programs
 from estream_runtime.sampling import Sampler, check_count, is_whole
 from estream_runtime.stats import Laps, Meter, Stats
@@ -31,7 +33,8 @@ from estream_runtime.tracing import recorded, trace_of
 from estream_runtime.weights import DenseWeights, ExpertWeights, read_dense, scratch_for
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.limits import MAX_LANES
-from estream_spec.schedule import POLICY_NAMES, Policy
+from estream_spec.model import ModelDescription
+from estream_spec.schedule import POLICY_NAMES, Policy, Program
 from estream_spec.trace import Trace
 from estream_spec.weights import Floats
 
@@ -39,6 +42,10 @@ _LAST: Final = np.array([-1])
 """The row that the next token follows."""
 MAX_THREADS: Final = 256
 """Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
+SUBSTITUTE_SHARE: Final = 0.25
+"""Largest share of a layer's weights that an expert has to be replaced, where nothing else is said."""
+FEW_EXPERTS: Final = 2
+"""Models that route to no more experts lose much by replacing one: 4 points of 65 in APEX (arXiv 2608.11688)."""
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 T = TypeVar("T")
 
@@ -106,6 +113,12 @@ class Session:
             or `on-demand`, one group at a time. None takes what the device's configurations say, or for other sizes
             `pre-routing`. Before routing nothing is read for a few tokens, since they need few experts.
         device: whose device configurations of the package count; None takes the default.
+        prefetch: whether decoding reads experts ahead, where the package has a prefetch router and it turns out to pay.
+        mode: `exact`, or `stall-free`: an expert that is not there when a token needs it may be replaced by one that
+            is. Then logits do depend on arena, storage and time. Only decoding is concerned.
+        substitute_share: in the mode `stall-free`, the largest share, above 0 and up to 1, that an expert may have of
+            its layer's weights to be replaced; None takes `SUBSTITUTE_SHARE`, and refuses models that route to at most
+            two experts, which lose too much.
 
     Attributes:
         threads: threads for computing.
@@ -132,6 +145,9 @@ class Session:
         prefetch_depth: int | None = None,
         policy: str | None = None,
         device: str | None = None,
+        prefetch: bool = True,
+        mode: Mode = "exact",
+        substitute_share: float | None = None,
     ):
         manifest = package.manifest
         if arena_bytes is not None and not is_whole(arena_bytes):
@@ -149,6 +165,7 @@ class Session:
         name = next((each for each in POLICIES if each == policy), None)
         if policy is not None and name is None:
             raise LinkError(f"unknown policy {policy!r}, expected one of: {', '.join(POLICIES)}")
+        self._substitute_share = _substitute_share(manifest.model, mode, substitute_share)
         self._package, self._model = package, manifest.model
         self._closed = False
         self.threads = _plain(threads) or usable_processors()
@@ -176,9 +193,11 @@ class Session:
             pager = stack.enter_context(Pager(package, arena_bytes=arena_bytes, lanes=lanes, arena_kind=kind))
             laps.end("arena")
             scratch = scratch_for(package)
+            predictor = LearnedPredictor(package) if prefetch and package.prefetch_router is not None else None
             dense = DenseWeights(package, opened, scratch, self._records)
             experts = ExpertWeights(package, opened, scratch)
-            self._interpreter = Interpreter(self._model, opened, pager, self._embedding, dense, experts)
+            decoding = Decoding(self._model, opened, experts, pager, predictor, self._substitute_share)
+            self._interpreter = Interpreter(self._model, opened, pager, self._embedding, dense, experts, decoding)
             laps.end("graphs chosen")
             self._resources = stack.pop_all()
         self.start_up_s: dict[str, float] = laps.seconds
@@ -410,7 +429,9 @@ class Session:
 
     def _next_logits(self, unseen: Ids, cache: Sequence[Kept]) -> Floats:
         self._check_open()
-        return self._run(Batch.of(unseen, past=cache[0].length), self._interpreter.last_logits, cache, asked=_LAST)
+        decode = self._programs.decode(predicts=self._interpreter.decoding.predictor is not None)
+        batch = Batch.of(unseen, past=cache[0].length)
+        return self._run(batch, self._interpreter.last_logits, cache, asked=_LAST, decode=decode)
 
     def _run(
         self,
@@ -419,14 +440,17 @@ class Session:
         cache: Sequence[Kept] | None = None,
         on_route: OnRoute | None = None,
         asked: Ids | None = None,
+        decode: Program | None = None,
     ) -> T:
         """Take a batch through the layers by the program that suits it; see `Interpreter.run`."""
         program, load = self._programs.for_rows(len(batch.token_ids), self._model)
+        if decode is not None and len(batch.token_ids) == 1:
+            program, decode = decode, None
         if load is not None:
             self._interpreter.load(load)
         self._records.postpone()  # rows of the embedding and the first experts are wanted first
         try:
-            result = self._interpreter.run(program, batch, head, cache, on_route, asked)
+            result = self._interpreter.run(program, batch, head, cache, on_route, asked, decode)
         except TrapError:
             self._prove_embedding()  # a value that is not finite may come from there, which says more
             raise
@@ -504,6 +528,29 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise TrapError("the session is closed")
+
+
+def _substitute_share(model: ModelDescription, mode: str, share: float | None) -> float | None:
+    """The largest share of a layer's weights that a replaced expert may have; None where none is replaced.
+
+    Raises:
+        LinkError: no such mode, a share out of its range or without the mode, or a model that the mode does not suit.
+    """
+    if mode not in get_args(Mode):
+        raise LinkError(f"unknown mode {mode!r}, expected one of: {', '.join(get_args(Mode))}")
+    if mode == "exact":
+        if share is not None:
+            raise LinkError("substitute_share without the mode 'stall-free', in which alone experts are replaced")
+        return None
+    if share is not None and not 0 < share <= 1:
+        raise LinkError(f"substitute_share is {share!r}, expected a number above 0 and up to 1")
+    routers = [block.router for block in model.expert_blocks]
+    if any(each.family == "sparsemixer" for each in routers):
+        raise LinkError("the mode 'stall-free' does not know how to weigh substitutes for a router 'sparsemixer'")
+    if share is None and (fewest := min(each.top_k for each in routers)) <= FEW_EXPERTS:
+        message = f"the mode 'stall-free' loses too much in a model that routes to {fewest} expert{'s' * (fewest > 1)}"
+        raise LinkError(message, hint="a substitute_share of your own says that you want it all the same")
+    return SUBSTITUTE_SHARE if share is None else float(share)
 
 
 def _plain(number: int | None) -> int | None:

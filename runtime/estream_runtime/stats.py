@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from estream_runtime.backends import Backend
+from estream_runtime.decoding import DecodeStats
 from estream_runtime.interpreter import Interpreter
 from estream_spec.trace import Activity
 
@@ -44,6 +45,10 @@ class Stats:
         tile_rows: rows that graphs computed which take fixed numbers of rows, whatever for; 0 where none do.
         padded_rows: how many of those stood for none.
         reading_mode: whether the page cache is bypassed: `direct`, `direct, unproven: REASON` or `buffered: REASON`.
+        decoding: what became of tokens that were decoded one at a time, those made after the first; None where there
+            is no room for that, or nothing is made.
+        prefetching: whether experts are read before it is known which are needed: `on`, `off`, and what is known of
+            its use.
     """
 
     backend: str
@@ -67,6 +72,8 @@ class Stats:
     tile_rows: int
     padded_rows: int
     reading_mode: str
+    decoding: DecodeStats | None
+    prefetching: str
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -117,6 +124,7 @@ class Meter:
         self._prompt_tokens, self._new_tokens = prompt_tokens, 0
         self._ttft: float | None = None
         self._spent = [0.0] * len(self._readings())
+        self._decoded = interpreter.decoding.stats
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -140,6 +148,7 @@ class Meter:
         activities = dict(zip(self._interpreter.recorder.seconds, spent, strict=True))
         waiting = activities["wait"]
         arena = self._interpreter.pager.arena
+        decoded = self._interpreter.decoding.stats - self._decoded
         return Stats(
             backend=self._backend.name,
             backend_detail=self._backend.detail,
@@ -162,6 +171,8 @@ class Meter:
             tile_rows=int(tile_rows),
             padded_rows=int(padded_rows),
             reading_mode=self._interpreter.pager.mode,
+            decoding=decoded if decoded.tokens else None,
+            prefetching=self._interpreter.decoding.prefetching,
         )
 
     def _readings(self) -> tuple[float, ...]:

@@ -1,0 +1,266 @@
+"""Decodes one token row at a time: reads the experts it is routed to, some ahead of that where it pays, and computes.
+
+Each expert computes as soon as it is there, and what they give is added in ascending expert id, so that logits do not
+depend on what arrived when. In the mode `stall-free` an expert that is not there in time may be replaced by one that
+is, which does change logits; each replacement is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from estream_loader.pager import Binding, Pager
+from estream_loader.slots import Slots
+from estream_runtime.backends import Backend
+from estream_runtime.prefetching import Judge, Pace, Prediction, Predictor, worthwhile
+from estream_runtime.recorder import Recorder
+from estream_runtime.routing import substituted
+from estream_runtime.weights import ExpertWeights
+from estream_spec.model import ModelDescription
+from estream_spec.schedule import Opcode, Program
+from estream_spec.weights import Floats
+
+Mode = Literal["exact", "stall-free"]
+"""Whether a token waits for every expert it is routed to, or takes others in place of those that are late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeStats:
+    """What became of tokens that were decoded. Experts are counted once for each layer and token.
+
+    Attributes:
+        tokens: tokens decoded, each a pass of one row through the layers.
+        seconds: that took.
+        bytes_read: bytes of expert records read meanwhile.
+        demanded: experts needed.
+        hits: of those, whose records were there from earlier tokens.
+        timely: of those, which reading ahead had brought before they were needed.
+        late: of those, whose reading ahead was still under way.
+        prefetched: experts whose reading began before it was known whether they are needed.
+        dropped: of those, whose reading was given up before it began, since they were not.
+        layers: layers gone through that have experts.
+        stalls: of those, which had to wait for a record.
+        substituted: experts replaced by others, in the mode `stall-free`.
+        lost_share: sum of the shares, 0 to 1, that those had of the weights in their layers.
+    """
+
+    tokens: int
+    seconds: float
+    bytes_read: int
+    demanded: int
+    hits: int
+    timely: int
+    late: int
+    prefetched: int
+    dropped: int
+    layers: int
+    stalls: int
+    substituted: int
+    lost_share: float
+
+    def __sub__(self, earlier: DecodeStats) -> DecodeStats:
+        """What came since."""
+        return DecodeStats(**{name: number - getattr(earlier, name) for name, number in asdict(self).items()})
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The layer at work.
+
+    Attributes:
+        experts: what it demands, ascending.
+        shares: what each counts, f32 `[k]`.
+        out: f32 `[k, hidden]`, what each gives.
+        computed: how many have.
+    """
+
+    experts: Sequence[int]
+    shares: Floats
+    out: Floats
+    computed: int = 0
+
+
+class Decoding:
+    """What decode programs do with experts.
+
+    Args:
+        model: what to compute.
+        backend: runs experts.
+        weights: makes records ready.
+        pager: its arena has the slots.
+        predictor: says what to read ahead; None reads nothing ahead.
+        substitute_share: the largest share of a layer's weights that an expert may have to be replaced; None replaces
+            none, which is the mode `exact`.
+
+    Attributes:
+        slots: where records are.
+        predictor: see above.
+        judge: decides whether reading ahead pays; None does not ask.
+        pace: how long reading takes, and what time there is for it.
+    """
+
+    def __init__(
+        self,
+        model: ModelDescription,
+        backend: Backend,
+        weights: ExpertWeights,
+        pager: Pager,
+        predictor: Predictor | None = None,
+        substitute_share: float | None = None,
+    ):
+        self.slots = Slots(pager, pager.shape)
+        self.predictor, self.judge = predictor, None if predictor is None else Judge()
+        self.pace = Pace()
+        self._model, self._backend, self._weights, self._pager = model, backend, weights, pager
+        self._substitute_share = substitute_share
+        self._bound: dict[int, tuple[int, Any]] = {}
+        """By slot what the backend takes of its record, and the slot's epoch when that was made."""
+        self._prediction: Prediction | None = None
+        self._predicted_at = 0.0
+        self._layer: _Layer | None = None
+        self._kept: tuple[Program | None, Mapping[int, int]] = (None, {})
+        self._tokens = self._bytes_read = self._substituted = 0
+        self._seconds = self._lost_share = self._started = 0.0
+        self._read = pager.stats
+
+    @property
+    def stats(self) -> DecodeStats:
+        """What became of all tokens so far."""
+        return DecodeStats(
+            tokens=self._tokens,
+            seconds=self._seconds,
+            bytes_read=self._bytes_read,
+            substituted=self._substituted,
+            lost_share=self._lost_share,
+            **asdict(self.slots.stats),
+        )
+
+    @property
+    def prefetching(self) -> str:
+        """Whether experts are read ahead, and what is known of its use, in words."""
+        if self.predictor is None:
+            return "off"
+        return "on" if self.judge is None else self.judge.verdict
+
+    def kept(self, program: Program) -> Mapping[int, int]:
+        """Records that each layer keeps by a decode program."""
+        if self._kept[0] is not program:
+            releases = [each for each in program.instructions if each.opcode == Opcode.DEMAND_RELEASE]
+            self._kept = program, {each.layer: each.group for each in releases}
+        return self._kept[1]
+
+    def begin(self, program: Program) -> None:
+        """A token begins."""
+        self._started, self._read = time.perf_counter(), self._pager.stats
+        self.slots.begin(self.kept(program))
+
+    def end(self) -> None:
+        """The token is through all layers."""
+        self.slots.end()
+        stats, seconds = self._pager.stats, time.perf_counter() - self._started
+        read = stats.bytes_read - self._read.bytes_read
+        self.pace.read(read / max(self._pager.shape.record_lengths), stats.io_busy_s - self._read.io_busy_s)
+        if self.judge is not None:
+            self.judge.took(seconds)
+        self._tokens += 1
+        self._bytes_read += read
+        self._seconds += seconds
+
+    def predict(self, layer: int, x: Floats) -> None:
+        """Find out what the layer will probably need."""
+        self._predicted_at, self._prediction = time.perf_counter(), None
+        if self.predictor is not None and (self.judge is None or self.judge.on):
+            self._prediction = self.predictor.predict(layer, x)
+
+    def prefetch(self, layer: int, count: int) -> None:
+        """Begin to read at most `count` of that, as far as it is not there and as it pays."""
+        if self._prediction is None or self.pace.record_s is None:
+            return
+        needed = dict(zip(self._prediction.experts, self._prediction.needed, strict=True))
+        missing = self.slots.missing(layer, needed)[:count]
+        chances = [needed[expert] for expert in missing]
+        count = worthwhile(chances, self.pace.before_need(layer), self.pace.record_s)
+        self.slots.prefetch(layer, missing[:count])
+
+    def demand(
+        self, layer: int, routed: tuple[npt.NDArray[np.int32], Floats], scores: Floats, bias: Floats | None
+    ) -> None:
+        """The layer is routed; begin to read what is not there.
+
+        Args:
+            layer: the layer.
+            routed: expert ids int32 `[1, k]` and their weights f32 `[1, k]`.
+            scores: f32 `[1, E]`, the router's.
+            bias: f32 `[E]`, what is added for choosing; None for nothing.
+        """
+        expert_ids, weights = routed
+        if self._predicted_at:
+            self.pace.elapsed(layer, time.perf_counter() - self._predicted_at)
+            self._predicted_at = 0.0
+        later: list[int] = []
+        if self._substitute_share is not None:
+            router = self._model.expert_block(layer).router
+            found = substituted(scores, router, bias, routed, self.slots.ready(layer), self._substitute_share)
+            expert_ids, weights, later = found.expert_ids, found.weights, found.replaced
+            self._substituted += len(later)
+            self._lost_share += found.lost_share
+        order = np.argsort(expert_ids[0])
+        experts = expert_ids[0, order].tolist()
+        self.slots.demand(layer, experts, later)
+        if self.predictor is not None:
+            self.predictor.routed(layer, experts)
+        out = np.empty((len(experts), self._model.hidden), np.float32)
+        self._layer = _Layer(experts, weights[0, order], out)
+
+    def await_(self, layer: int, count: int, recorder: Recorder) -> None:
+        """Wait until at least `count` of the demanded experts are there."""
+        with recorder.during("wait", layer):
+            self.slots.await_(layer, count)
+
+    def compute(self, layer: int, shape_class: int, ready: Any, total: Floats, recorder: Recorder) -> None:
+        """Compute the experts that are there; with the last one, add what all of them give.
+
+        Args:
+            layer: the layer.
+            shape_class: of its experts.
+            ready: the row as the backend takes it.
+            total: f32 `[1, hidden]`, added to.
+            recorder: told what goes on.
+        """
+        at_work, taken = self._layer, self.slots.take()
+        assert at_work is not None
+        if not taken:
+            return
+        bound = [self._bind(layer, shape_class, expert, binding) for expert, binding in taken]
+        places = [at_work.experts.index(expert) for expert, _ in taken]
+        during = partial(recorder.during, layer=layer, tokens=len(taken))
+        shares = np.ascontiguousarray(at_work.shares[places])
+        out = np.empty((len(taken), at_work.out.shape[1]), np.float32)
+        self._backend.expert_outputs(shape_class, ready, shares, bound, out, during)
+        at_work.out[places] = out
+        at_work.computed += len(taken)
+        if at_work.computed == len(at_work.experts):
+            for each in at_work.out:
+                total[0] += each
+
+    def release(self, layer: int, count: int) -> None:
+        """The layer is done with its experts; it keeps at most `count` records."""
+        self.slots.release(layer, count)
+        self._layer = None
+
+    def _bind(self, layer: int, shape_class: int, expert: int, binding: Binding) -> Any:
+        """What the backend takes of an expert, made once for as long as its record lies there."""
+        number = binding.bank.index
+        found = self._bound.get(number)
+        if found is None or found[0] != binding.epoch:
+            record = self._pager.record(binding, expert)
+            bound = self._backend.bind_expert(shape_class, partial(self._weights.bind, layer, record))
+            self._bound[number] = found = binding.epoch, bound
+        return found[1]

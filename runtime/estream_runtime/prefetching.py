@@ -1,0 +1,175 @@
+"""Decides what to read before a layer is routed: who predicts, how much fits in the time there is, whether it pays.
+
+Reading ahead takes nothing from a result, but it can cost time: a record that turns out not to be needed delays one
+that is. So experts are taken in the order in which they are likely to be needed, as long as what is gained by starting
+early outweighs what a mistake costs (`worthwhile`), and the session measures whether all of it pays (`Judge`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from estream_loader.package import Package
+from estream_spec.prefetch_router import LayerPredictor
+from estream_spec.weights import Floats
+
+BLOCK: Final = 4
+"""Tokens in a row that are decoded with, or without, reading ahead while the two are compared."""
+ROUNDS: Final = 3
+"""Blocks of each kind that a comparison takes."""
+AGAIN: Final = 256
+"""Tokens after which what was found is put to the test again: the device may have become hot, or the text another."""
+LEAST_GAIN: Final = 0.01
+"""Share of a token's time that reading ahead has to save: less cannot be told from noise."""
+
+
+class Prediction(NamedTuple):
+    """Experts that a layer will probably need.
+
+    Attributes:
+        experts: by how likely each is needed, the likeliest first.
+        needed: how likely that is, 0 to 1.
+    """
+
+    experts: Sequence[int]
+    needed: Sequence[float]
+
+
+class Predictor(Protocol):
+    """Says before a layer's attention block which experts the layer will need."""
+
+    def predict(self, layer: int, x: Floats) -> Prediction:
+        """The experts to read ahead, the likeliest first.
+
+        Args:
+            layer: a layer with experts.
+            x: f32 `[1, hidden]`, the row that enters it.
+        """
+        ...
+
+    def routed(self, layer: int, experts: Sequence[int]) -> None:
+        """Learn which experts the layer needed."""
+        ...
+
+
+class LearnedPredictor:
+    """Predicts by the package's prefetch router. FORMAT.md annex B.
+
+    Args:
+        package: one that has a prefetch router.
+
+    Raises:
+        FormatError: the prefetch router is at fault, or for another model.
+    """
+
+    def __init__(self, package: Package):
+        router, model = package.prefetch_router, package.manifest.model
+        assert router is not None
+        self._layers = {each.layer: LayerPredictor.of(each, model) for each in router.layers}
+
+    def predict(self, layer: int, x: Floats) -> Prediction:
+        """See `Predictor.predict`."""
+        predictor = self._layers[layer]
+        ranked = predictor.rank(x)
+        count = predictor.top_k + int(predictor.extras(ranked.probabilities)[0])
+        return Prediction(ranked.experts[0, :count].tolist(), predictor.needed[:count].tolist())
+
+    def routed(self, layer: int, experts: Sequence[int]) -> None:
+        """Nothing is learned any more."""
+
+
+class Pace:
+    """Measures how long records take to read, and what time a layer leaves for it before they are needed.
+
+    Means fade, so that a device that heats up is followed.
+    """
+
+    FADE: Final = 0.9
+
+    def __init__(self) -> None:
+        self.record_s: float | None = None
+        """Seconds that one record takes when lanes are busy; None before anything is known."""
+        self._before_need: dict[int, float] = {}
+
+    def read(self, records: float, seconds: float) -> None:
+        """So many records were read in so many seconds of reading."""
+        if records > 0:
+            self.record_s = self._faded(self.record_s, seconds / records)
+
+    def elapsed(self, layer: int, seconds: float) -> None:
+        """So many seconds passed in a layer between the prediction and the need."""
+        self._before_need[layer] = self._faded(self._before_need.get(layer), seconds)
+
+    def before_need(self, layer: int) -> float:
+        """Seconds between the prediction and the need; 0 before anything is known."""
+        return self._before_need.get(layer, 0.0)
+
+    def _faded(self, old: float | None, new: float) -> float:
+        return new if old is None else self.FADE * old + (1 - self.FADE) * new
+
+
+def worthwhile(needed: Sequence[float], before_need_s: float, record_s: float) -> int:
+    """How many records to begin to read ahead, of those that are not there.
+
+    Read j begins when those before it are done, so it has `w = before_need - j * record` seconds left. Started, it
+    gains `min(w, record)` if it is needed, and otherwise delays what is by what it takes beyond the need. One that
+    would begin only after the need gains nothing.
+
+    Args:
+        needed: how likely each is needed, in the order of reading.
+        before_need_s: seconds until it is known which are.
+        record_s: seconds that reading one takes.
+    """
+    for number, probability in enumerate(needed):
+        left = before_need_s - number * record_s
+        gain, cost = probability * min(left, record_s), (1 - probability) * max(record_s - left, 0.0)
+        if left <= 0 or gain <= cost:
+            return number
+    return len(needed)
+
+
+class Judge:
+    """Finds out whether reading ahead pays, by comparing tokens with and without it.
+
+    Blocks of `BLOCK` tokens alternate until there are `ROUNDS` of each; then whichever was faster in the median is
+    kept, and put to the test again after `AGAIN` tokens. The first token of a block is not counted, since what the
+    other way has left behind shows in it.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+        self._number = self._left = 0
+        self._verdict = True
+        self.gain: float | None = None
+        """Share of a token's time that reading ahead saved when it was last compared; None before that."""
+
+    @property
+    def on(self) -> bool:
+        """Whether the next token is to be decoded with reading ahead."""
+        if self._left:
+            return self._verdict
+        return self._number // BLOCK % 2 == 0
+
+    def took(self, seconds: float) -> None:
+        """The token took so long."""
+        if self._left:
+            self._left -= 1
+            return
+        if self._number % BLOCK:
+            self._seconds[self.on].append(seconds)
+        self._number += 1
+        if self._number == 2 * ROUNDS * BLOCK:
+            with_it, without = (statistics.median(self._seconds[way]) for way in (True, False))
+            self.gain = 1 - with_it / without if without > 0 else 0.0
+            self._verdict = self.gain >= LEAST_GAIN
+            self._seconds, self._number, self._left = {True: [], False: []}, 0, AGAIN
+
+    @property
+    def verdict(self) -> str:
+        """What was found, in words."""
+        if self.gain is None:
+            return "on, not compared yet"
+        saved = f"saves {self.gain:.0%} of a token's time" if self.gain >= 0 else f"costs {-self.gain:.0%} of it"
+        return f"on: it {saved}" if self._verdict else f"off: it {saved} on this device"
