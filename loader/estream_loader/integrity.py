@@ -14,7 +14,7 @@ import crc32c
 from estream_loader.records import RecordPlace
 from estream_loader.sections import check_digest, check_zero, section_path
 from estream_loader.source import PIECE, available, read, read_pieces
-from estream_loader.values import check_values
+from estream_loader.values import check_values, read_tensor
 from estream_spec.constants import (
     DATA_START,
     KNOWN_SECTIONS,
@@ -23,8 +23,9 @@ from estream_spec.constants import (
     SectionFlag,
     SectionType,
 )
-from estream_spec.errors import FormatError
+from estream_spec.errors import FormatError, located
 from estream_spec.manifest import content_id
+from estream_spec.prefetch_router import ROUTER_TENSORS, check_router
 from estream_spec.records import DirectoryEntry, Superblock, decode_signature
 from estream_spec.rulebook import refusal
 
@@ -50,14 +51,15 @@ def verify(package: Package, advance: Callable[[int], None] = lambda length: Non
             verify_section(package, entry)
             advance(entry.stored_length)
     check_text(package)
-    # Tables, configurations and programs are judged as they are read.
-    _ = package.dense, package.device_configurations, package.schedules
+    # Tables, configurations, programs and the prefetch router are judged as they are read.
+    _ = package.dense, package.device_configurations, package.schedules, package.prefetch_router
     with ThreadPoolExecutor() as pool:
         try:
             for proof in _ahead(pool, package):
                 advance(proof.result())
         finally:
             pool.shutdown(cancel_futures=True)
+    check_routers(package)
     verify_content_id(package)
 
 
@@ -147,6 +149,23 @@ def verify_record(package: Package, place: RecordPlace) -> None:
         message = f"record has digest {digest.hexdigest()}, its table says {place.digest.hex()}"
         raise refusal("EMOE-REC-002", message, path=place.path, offset=place.offset)
     check_zero(padding, "EMOE-REC-003", "padding of a record", place.path, payload)
+
+
+def check_routers(package: Package) -> None:
+    """Prove that the prefetch router, where there is one, was trained for the routers in the dense records.
+
+    Raises:
+        IntegrityError: the first layer for which it was not.
+    """
+    if (found := package.prefetch_router) is None:
+        return
+    entry = package.container.section(SectionType.PREFETCH_ROUTER)
+    with located(entry.offset):
+        for layer in found.layers:
+            place = package.dense.place(layer.layer + 1)
+            named = [tensor for tensor in place.layout.tensors if tensor.name in ROUTER_TENSORS]
+            tensors = {tensor.name: read_tensor(package, place, tensor) for tensor in named}
+            check_router(layer, tensors, section_path(entry))
 
 
 def verify_content_id(package: Package) -> None:

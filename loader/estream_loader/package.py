@@ -33,6 +33,7 @@ from estream_spec.manifest import (
     decode_device_configuration,
     decode_manifest,
 )
+from estream_spec.prefetch_router import PrefetchRouter, check_prefetch_router, decode_prefetch_router
 from estream_spec.records import DirectoryEntry, RecordTable, Signature, Superblock, decode_signature
 from estream_spec.rules import (
     check_device_configuration,
@@ -241,6 +242,21 @@ class Package:
     def chat_template(self) -> bytes | None:
         """The chat template as stored, Jinja in UTF-8, or None. Render it in a sandbox only."""
         return self._optional(SectionType.CHAT_TEMPLATE)
+
+    @cached_property
+    def prefetch_router(self) -> PrefetchRouter | None:
+        """What predicts experts, or None; proven to be for this model, but for the bytes of its routers: see `full`.
+
+        Raises:
+            FormatError: it is at fault, or for another model.
+        """
+        if (entry := self.container.find(SectionType.PREFETCH_ROUTER)) is None:
+            return None
+        with located(entry.offset):
+            path = section_path(entry)
+            router = decode_prefetch_router(self.read_section(entry), path)
+            check_prefetch_router(router, self.manifest, path)
+        return router
 
     @property
     def file_id(self) -> bytes:

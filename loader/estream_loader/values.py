@@ -41,7 +41,7 @@ def check_values(package: Package, place: RecordPlace) -> None:
         _check_matrix(package, place, matrix, own)
     for vector in place.layout.tensors:
         if vector.name not in in_matrices:
-            _refuse(invalid_values("f32", {"": _rows(package, place, vector, 0)}, 1), place, vector.name)
+            _refuse(invalid_values("f32", {"": read_tensor(package, place, vector)}, 1), place, vector.name)
 
 
 def _check_matrix(package: Package, place: RecordPlace, matrix: Matrix, tensors: dict[str, Tensor]) -> None:
@@ -49,7 +49,7 @@ def _check_matrix(package: Package, place: RecordPlace, matrix: Matrix, tensors:
     weights = parts.pop("", None)
     # Any nibble is legal; only those that pad the last group are looked at.
     skipped = {"nibbles": parts["nibbles"].shape[0] - GROUP_SIZES[matrix.encoding] // 2} if weights is None else {}
-    small = {part: _rows(package, place, tensor, skipped.get(part, 0)) for part, tensor in parts.items()}
+    small = {part: read_tensor(package, place, tensor, skipped.get(part, 0)) for part, tensor in parts.items()}
     if weights is None:
         _refuse(invalid_values(matrix.encoding, small, matrix.rows), place, matrix.name)
         return
@@ -61,11 +61,13 @@ def _blocks(package: Package, place: RecordPlace, tensor: Tensor) -> Iterator[ND
     """A tensor in blocks of whole rows."""
     step = max(1, _BLOCK * tensor.shape[0] // tensor.length)
     for first in range(0, tensor.shape[0], step):
-        yield _rows(package, place, tensor, first, step)
+        yield read_tensor(package, place, tensor, first, step)
 
 
-def _rows(package: Package, place: RecordPlace, tensor: Tensor, first: int, count: int | None = None) -> NDArray[Any]:
-    """Some rows of a tensor, to the end where no count is given."""
+def read_tensor(
+    package: Package, place: RecordPlace, tensor: Tensor, first: int = 0, count: int | None = None
+) -> NDArray[Any]:
+    """Some rows of a record's tensor, to the end where no count is given."""
     row = tensor.length // tensor.shape[0]
     rows = min(count or tensor.shape[0], tensor.shape[0] - first)
     data = read(package.source, place.offset + tensor.offset + first * row, rows * row)

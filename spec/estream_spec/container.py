@@ -37,15 +37,16 @@ SINGLE = (
     SectionType.EXPERT_TABLE,
 )
 """Types of which a package has exactly one section, with id 0."""
-AT_MOST_ONE = (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE)
+AT_MOST_ONE = (SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE, SectionType.PREFETCH_ROUTER)
 """Types of which a package has at most one section, with id 0."""
-DOCUMENTS = (
-    SectionType.MANIFEST,
-    SectionType.CHAT_TEMPLATE,
-    SectionType.DEVICE_CONFIGURATION,
-    SectionType.SIGNATURE,
-)
-"""Types whose sections are no longer than a manifest may be."""
+LONGEST = {
+    SectionType.MANIFEST: limits.MAX_MANIFEST_LENGTH,
+    SectionType.CHAT_TEMPLATE: limits.MAX_MANIFEST_LENGTH,
+    SectionType.DEVICE_CONFIGURATION: limits.MAX_MANIFEST_LENGTH,
+    SectionType.SIGNATURE: limits.MAX_MANIFEST_LENGTH,
+    SectionType.PREFETCH_ROUTER: limits.MAX_PREFETCH_ROUTER_LENGTH,
+}
+"""How long a section of a type may be, where that is not `MAX_SMALL_SECTION_LENGTH`."""
 MOST = {
     SectionType.DEVICE_CONFIGURATION: limits.MAX_DEVICE_CONFIGURATIONS,
     SectionType.SIGNATURE: limits.MAX_SIGNATURES,
@@ -267,6 +268,6 @@ def _check_entry(entry: DirectoryEntry, superblock: Superblock, path: str) -> No
         message = f"length {entry.length} out of {entry.stored_length} stored bytes, expected 1 to {most}"
         require(1 <= entry.length <= most, "EMOE-SEC-010", message, "length")
     if known and entry.type != SectionType.FREE and not in_pages:
-        most = limits.MAX_MANIFEST_LENGTH if entry.type in DOCUMENTS else limits.MAX_SMALL_SECTION_LENGTH
+        most = LONGEST.get(SectionType(entry.type), limits.MAX_SMALL_SECTION_LENGTH)
         message = f"section of {entry.length} bytes, {entry.stored_length} stored, the limit is {most} each"
         require(max(entry.length, entry.stored_length) <= most, "EMOE-SEC-011", message, "length")

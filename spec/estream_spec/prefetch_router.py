@@ -1,8 +1,8 @@
-"""The prefetch router: predicts a layer's experts from what enters its attention block. FORMAT.md section 5.8, annex B.
+"""The prefetch router: predicts a layer's experts from what enters its attention block. FORMAT.md section 6.12.
 
 A layer has a linear map to expert scores, trained on what the model's own router chose, and a confidence model that
-says how many experts beyond `top_k` are worth fetching. What is predicted decides when records are read, never a
-result. The section's bytes are those of the file that `estream-pack train-prefetch` writes.
+says how many experts beyond `top_k` are worth fetching: annex A.7. What is predicted decides when records are read,
+never a result. The section's bytes are those of the file that `estream-pack train-prefetch` writes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ROUTER_TENSORS: Final = ("expert_norm", "expert_norm.bias", "router", "router.bi
 """What decides a layer's experts, by the names in its record, in the order in which it is digested."""
 BEYOND: Final = 8
 """Probabilities beyond the first `top_k` that the confidence model sees."""
+_TINY: Final = np.finfo(np.float32).tiny
 _HINT: Final = "train it anew for this model, with 'estream-pack train-prefetch'"
 
 
@@ -162,7 +163,7 @@ def check_router(layer: PrefetchLayer, tensors: Mapping[str, NDArray[Any]], path
 def model_digest(trained: Trained) -> bytes:
     """Digest of what a prefetch router is bound to: the model description, and the tensors of the checkpoint.
 
-    Spec: FORMAT.md section 5.8.
+    Spec: FORMAT.md section 6.12.
     """
     tensors = next((each.sha256 for each in trained.provenance.sources if each.name == "tensors"), bytes(32))
     return sha256(PREFETCH_CONTEXT + sha256(encode(trained.model)).digest() + tensors).digest()
@@ -174,7 +175,7 @@ def router_digest(tensors: Mapping[str, NDArray[Any]]) -> bytes:
     Args:
         tensors: the layer's f32 tensors by the names in its record; only `ROUTER_TENSORS` count.
 
-    Spec: FORMAT.md section 5.8.
+    Spec: FORMAT.md section 6.13.
     """
     digest = sha256()
     for name in ROUTER_TENSORS:
@@ -189,7 +190,7 @@ def feature_count(experts: int, top_k: int) -> int:
 
 
 def features(probabilities: Floats, top_k: int) -> Floats:
-    """What the confidence model sees of a row. FORMAT.md annex B.
+    """What the confidence model sees of a row. FORMAT.md annex A.7.
 
     Args:
         probabilities: f32 `[T, E]`, falling along each row.
@@ -205,7 +206,7 @@ def features(probabilities: Floats, top_k: int) -> Floats:
     found[:, :seen] = probabilities[:, :seen]
     found[:, seen] = probabilities[:, top_k - 1] - probabilities[:, top_k] if top_k < experts else 0
     # An expert of probability 0 counts nothing, whatever stands in for its logarithm.
-    logarithms = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
+    logarithms = np.log(np.maximum(probabilities, _TINY))
     found[:, seen + 1] = -np.einsum("te,te->t", probabilities, logarithms)
     return found
 

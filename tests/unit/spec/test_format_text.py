@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from estream_conformance.packages import smallest
 from estream_conformance.walkthrough import annex
-from estream_spec import constants, errors, graph_interface, limits, manifest, model, records, weights
+from estream_spec import constants, errors, graph_interface, limits, manifest, model, prefetch_router, records, weights
 from estream_spec.constants import FLAGS
 from estream_spec.container import AT_MOST_ONE, SINGLE
 from estream_spec.errors import MalformedError
@@ -170,6 +170,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "6.9": manifest.Source,
     "6.10": manifest.Binary,
     "6.11": manifest.BinaryGraph,
+    "6.12": prefetch_router.PrefetchRouter,
+    "6.13": prefetch_router.PrefetchLayer,
     "8.1": model.ModelDescription,
     "8.2": model.Layer,
     "8.3": model.Attention,
@@ -193,7 +195,8 @@ DEFAULTS: dict[str, Any] = {
 
 
 def test_every_struct_of_the_manifest_has_a_table() -> None:
-    structs = [each for module in (manifest, model) for each in vars(module).values() if isinstance(each, type)]
+    modules = (manifest, model, prefetch_router)
+    structs = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
     assert set(STRUCTS.values()) == {each for each in structs if issubclass(each, model.Described)} - {model.Described}
     for number, struct_type in STRUCTS.items():
         assert f"### {number} {struct_type.__name__}\n" in TEXT
@@ -226,6 +229,7 @@ NAMED_RANGES: dict[str, Any] = {
     "class": (0, limits.MAX_SHAPE_CLASSES - 1),
     "offset": (0, limits.MAX_FILE_LENGTH),
     "boolean": None,
+    "bytes": (0, None),
 }
 """Ranges of the types that section 6.1 names; what a version is, MAX_TEXT and the like are spelt out there."""
 
@@ -238,7 +242,11 @@ def stated_range(kind: str, cell: str) -> Any:
     if kind == "string":
         return set(cell.split(", "))
     if kind == "float":
-        return {"at least 0": ("ge", 0), "above 0": ("gt", 0)}[cell]
+        kinds = {"at least 0": ("ge", 0), "above 0": ("gt", 0), "above 0 to 1": ("gt", 0, 1)}
+        if cell not in kinds:
+            low, _, high = cell.partition(" to ")
+            return ("ge", number_of(low), number_of(high))
+        return kinds[cell]
     low, _, high = cell.partition(" to ")
     return (number_of(low), number_of(high or low))
 
@@ -267,8 +275,9 @@ def coded_range(kind: Any) -> Any:
             return set(values) if isinstance(values[0], str) else (values[0], values[-1])
         case msgspec.inspect.IntType(ge=low, le=high, lt=above):
             return (low, high if above is None else above - 1)
-        case msgspec.inspect.FloatType(ge=low, gt=below):
-            return ("ge", low) if below is None else ("gt", below)
+        case msgspec.inspect.FloatType(ge=low, gt=below, le=high):
+            bound = ("ge", low) if below is None else ("gt", below)
+            return bound if high is None else (*bound, high)
         case msgspec.inspect.StrType(pattern=str(pattern), max_length=high):
             return (pattern, high)
         case (

@@ -195,7 +195,7 @@ def test_the_router_digest_is_over_what_decides_the_experts_in_one_order() -> No
 
 
 def expected_ranking(layer: PrefetchLayer, model: ModelDescription, row: Floats) -> tuple[list[int], list[float], int]:
-    """What annex B says of one row, in f64 and expert by expert."""
+    """What annex A.7 says of one row, in f64 and expert by expert."""
     block = model.expert_block(layer.layer)
     count, top_k = block.experts, block.router.top_k
     weights = np.frombuffer(layer.weights, "<f2").astype(float).reshape(-1, count)
