@@ -21,6 +21,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -48,7 +49,7 @@ Make = Callable[[Stream, int], Retention]
 MEMORIES: Final = (2, 4, 8, 16, 32, 64, 128)
 """Of LFU, tried on the calibration text."""
 SKEW: Final = 1.0
-"""Of the skewed traces: the n-th most popular expert is chosen in proportion to `n ** -SKEW`, as far as top-k allows."""
+"""Of the skewed traces: the n-th most popular expert weighs `n ** -SKEW`, and a token draws without replacement."""
 ERRORS: Final = 3
 """Standard errors that chance is allowed."""
 
@@ -232,7 +233,7 @@ def rates(trace: Trace, keep: int, make: Make, seeded: bool = True) -> npt.NDArr
 
 
 def gain(trace: Trace, one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Mean of how much one hit rate is over another, and its standard error: windows are independent, layers are not."""
+    """How much one hit rate is over another on average, and the standard error; only windows are independent."""
     differences = (one - other).reshape(len(trace.windows), -1).mean(axis=1)
     return float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(len(differences)))
 
@@ -244,7 +245,7 @@ def compare(console: Console, title: str, trace: Trace) -> list[tuple[int, float
     counts = np.stack([np.bincount(each.ravel(), minlength=trace.experts) for each in choices])
     shares = counts / counts.sum(axis=1, keepdims=True)
     entropy = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=1).mean()
-    again = np.mean([len(np.intersect1d(a, b)) for each in choices for a, b in zip(each, each[1:], strict=False)])
+    again = np.mean([len(np.intersect1d(a, b)) for each in choices for a, b in pairwise(each)])
     console.print(
         f"\n{title}: {len(trace.windows)} windows of {choices.shape[1]} tokens, {trace.prompt} of them the prompt; "
         f"{choices.shape[0] // len(trace.windows)} layers, {trace.top_k} of {trace.experts} experts; entropy of their "
