@@ -11,8 +11,8 @@ expert whose record the layer had kept: nothing is prefetched, so a miss is a re
 
 Beside the policies stand what bounds them: records dropped at random; Belady's optimum, which drops what is needed
 again last and so needs to know the future; and one LRU over the records of all layers, of as many in total, which hits
-nothing while it is smaller than what one token needs of all layers. Exits 1 unless the default policy beats LRU at
-every size above the working set of a token, and equals it where routing is even. Takes four minutes.
+nothing while the other layers of a token fill it. Exits 1 unless the default policy beats LRU at every size above the
+working set of a token, and equals it where routing is even. Takes five minutes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from estream_loader import open_package
 from estream_packer.favourites import shares
 from estream_runtime import Session
 
-TOLERANCE: Final = 0.3
+TOLERANCE: Final = 0.15
 """Bits."""
 
 
