@@ -66,7 +66,7 @@ class LeastRecent:
 
     def order(self, held: Iterable[int]) -> list[int]:
         """See `Retention.order`."""
-        return sorted(held, key=lambda expert: (self._last[expert], -expert))
+        return _ranked(held, self._last)
 
 
 class AgeingFrequency:
@@ -105,7 +105,7 @@ class AgeingFrequency:
 
     def order(self, held: Iterable[int]) -> list[int]:
         """See `Retention.order`."""
-        return sorted(held, key=lambda expert: (self._scores[expert], -expert))
+        return _ranked(held, self._scores)
 
 
 class LeastStale:
@@ -144,7 +144,12 @@ class LeastStale:
     def order(self, held: Iterable[int]) -> list[int]:
         """See `Retention.order`."""
         self._held = frozenset(held)
-        return sorted(self._held, key=lambda expert: (expert in self._latest, self._came[expert], -expert))
+        return _ranked(self._held - self._latest, self._came) + _ranked(self._held & self._latest, self._came)
+
+
+def _ranked(held: Iterable[int], worth: Sequence[float]) -> list[int]:
+    """Those of the least worth first, by a number for each expert of the layer; of equals the higher id."""
+    return sorted(sorted(held, reverse=True), key=worth.__getitem__)
 
 
 _GROWN: Final = 1e200
