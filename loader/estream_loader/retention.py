@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Protocol
 
-MEMORY: Final = 4.0
-"""Routings that `AgeingFrequency` looks back on, for each expert of the layer."""
+MEMORY: Final = 32
+"""Routings that `AgeingFrequency` looks back on, for each expert of the layer: 256 tokens where 8 of 64 are chosen."""
 
 
 class Retention(Protocol):
@@ -66,22 +66,23 @@ class LeastRecent:
 
     def order(self, held: Iterable[int]) -> list[int]:
         """See `Retention.order`."""
-        return sorted(held, key=lambda expert: (self._last[expert], -expert))
+        return _ranked(held, self._last)
 
 
 class AgeingFrequency:
     """LFU with ageing: what was routed to least often goes first, where each routing counts less the older it is.
 
-    A routing that lies `n` routings of the layer back counts `(1 - 1 / (MEMORY * experts)) ** n`. It is measured in
-    routings and not in tokens so that it means the same for every top-k: looking back, an expert of average popularity
-    was routed to `MEMORY` times. A prompt counts as if its choices had come evenly spread.
+    A routing that lies `n` routings of the layer back counts `(1 - 1 / (MEMORY * experts)) ** n`. Age is measured
+    in routings and not in tokens, so that it means the same for every top-k. A prompt counts as if its choices had come
+    evenly spread.
 
     Args:
         experts: of the layer.
+        memory: in place of `MEMORY`.
     """
 
-    def __init__(self, experts: int):
-        self._fade = 1 - 1 / (MEMORY * experts)
+    def __init__(self, experts: int, memory: int = MEMORY):
+        self._fade = 1 - 1 / (memory * experts)
         self._scores = [0.0] * experts
         # In place of all scores fading, what is added grows.
         self._worth = 1.0
@@ -104,11 +105,11 @@ class AgeingFrequency:
 
     def order(self, held: Iterable[int]) -> list[int]:
         """See `Retention.order`."""
-        return sorted(held, key=lambda expert: (self._scores[expert], -expert))
+        return _ranked(held, self._scores)
 
 
 class LeastStale:
-    """Least-stale: what the latest token was not routed to is stale and goes first, of that what came first.
+    """Least-stale: what the latest token was not routed to is stale and goes first, the earliest to come before others.
 
     After SpecMD (arXiv 2602.03921), which keeps what the current forward pass used and drops what earlier passes left
     behind, in the order in which it came; here for one layer, whose experts all have their turn at the same time in
@@ -143,7 +144,12 @@ class LeastStale:
     def order(self, held: Iterable[int]) -> list[int]:
         """See `Retention.order`."""
         self._held = frozenset(held)
-        return sorted(self._held, key=lambda expert: (expert in self._latest, self._came[expert], -expert))
+        return _ranked(self._held - self._latest, self._came) + _ranked(self._held & self._latest, self._came)
+
+
+def _ranked(held: Iterable[int], worth: Sequence[float]) -> list[int]:
+    """Those of the least worth first, by a number for each expert of the layer; of equals the higher id."""
+    return sorted(sorted(held, reverse=True), key=worth.__getitem__)
 
 
 _GROWN: Final = 1e200

@@ -6,21 +6,25 @@ repeat. Only raw words of the generator are used, which no version of numpy will
 
 Weights have the deviations that keep a model sane. Every product of a row of unit variance has unit variance, but what
 attention and experts add to the residual stream has that much in all layers together: tokens stay as different as
-their embeddings, and since no direction is common to them, no expert is everybody's favourite.
+their embeddings, and since no direction is common to them, no expert is everybody's favourite, unless that is asked for
+(`favourites`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from estream_loader.records import tensors
+from estream_packer.favourites import LEVEL, common_channels, lean_router
 from estream_packer.writer import PackedRecord
 from estream_spec.layout import matrix_tensors
 from estream_spec.manifest import Matrix, RecordLayout
+from estream_spec.model import ModelDescription
 from estream_spec.weights import GROUP_SIZES, MAX_MULTIPLIER, NIBBLE_ZERO, Bytes, Floats
 
 MAX_SEED: Final = (1 << 64) - 1
@@ -50,11 +54,12 @@ class RandomRecords:
 
     Args:
         seed: picks the weights.
-        layers: of the model; the more there are, the less each adds.
+        model: its shape; the more layers there are, the less each adds.
+        skew: of the experts' popularity, see `favourites`; 0 prefers none.
     """
 
-    def __init__(self, seed: int, layers: int):
-        self._seed, self._layers = seed, layers
+    def __init__(self, seed: int, model: ModelDescription, skew: float = 0):
+        self._seed, self._model, self._skew = seed, model, skew
         words = _words(seed, 0, BYTES)
         self._nibbles = words
         self._int8s: Pool = np.where(words == 128, np.uint8(0), words).view(np.int8)
@@ -67,20 +72,36 @@ class RandomRecords:
         """Make one record; norms and taps are ones, biases and all that works like one are zeros.
 
         Args:
-            number: of the record among all of the package; picks its weights.
+            number: of the record among all of the package: the embedding, each layer, what follows the last, the
+                experts; picks its weights.
             layout: what the record holds.
             length: bytes of the record, padding included.
         """
         data = np.zeros(length, np.uint8)
         stored = tensors(layout, data.data)
-        starts = iter(_generator(self._seed, 3 + number).random_raw(len(stored)).tolist())
+        generator = _generator(self._seed, 3 + number)
+        starts = iter(generator.random_raw(len(stored)).tolist())
+        vectors = dict(stored)
         for matrix in layout.matrices:
             deviation = self._deviation(matrix)
             for part in matrix_tensors(matrix):
-                self._fill(stored.pop(part.name), part.name.partition(".")[2], matrix, deviation, next(starts))
-        for name, vector in stored.items():
+                self._fill(vectors.pop(part.name), part.name.partition(".")[2], matrix, deviation, next(starts))
+        for name, vector in vectors.items():
             vector[...] = name.endswith(_ONES)
+        if self._skew:
+            self._prefer(number, stored, generator)
         return PackedRecord.seal(data.data, layout.payload_length)
+
+    def _prefer(self, number: int, stored: Mapping[str, Pool], generator: np.random.SFC64) -> None:
+        """Make the tensors of a record prefer some experts, where they have to do with that."""
+        if (embedding := stored.get("embedding")) is not None:
+            level = round(LEVEL * RMS_W8) if embedding.dtype == np.int8 else LEVEL
+            embedding[:, : common_channels(self._model.hidden)] = level
+        if (router := stored.get("router")) is not None:
+            block = self._model.layers[number - 1].experts
+            assert block is not None
+            favourites = np.argsort(generator.random_raw(router.shape[1]), kind="stable").tolist()
+            lean_router(router, favourites, self._model.expert_blocks[block].router.top_k, self._skew)
 
     def _fill(self, out: Pool, part: str, matrix: Matrix, deviation: float, start: int) -> None:
         """Fill one part of a matrix whose weights are to have a standard deviation."""
@@ -109,9 +130,9 @@ class RandomRecords:
             case "embedding":
                 return 1.0
             case "o":
-                return 1 / math.sqrt(matrix.rows * self._layers)
+                return 1 / math.sqrt(matrix.rows * len(self._model.layers))
             case "down" | "dense_down":
-                return 1 / math.sqrt(matrix.rows * SWIGLU_VARIANCE * self._layers)
+                return 1 / math.sqrt(matrix.rows * SWIGLU_VARIANCE * len(self._model.layers))
             case _:
                 return 1 / math.sqrt(matrix.rows)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from estream_loader.progress import Progress, Quiet
 from estream_packer.executors import Task, open_workers
+from estream_packer.favourites import MAX_SKEW
 from estream_packer.packing import (
     WRITER,
     PackResult,
@@ -34,9 +35,11 @@ class SynthResult(PackResult, frozen=True, kw_only=True):
 
     Attributes:
         seed: what its weights were drawn from.
+        skew: of the experts' popularity.
     """
 
     seed: int
+    skew: float
 
 
 def synthesise(
@@ -45,8 +48,9 @@ def synthesise(
     options: BuildOptions | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    skew: float = 0,
 ) -> SynthResult:
-    """Write a package of random weights that route evenly.
+    """Write a package of random weights that route evenly, or prefer some experts.
 
     It is a package like any other, and says in its name and its provenance what it is. Equal arguments give equal
     bytes. As with a build, it appears under its name when it is whole.
@@ -57,6 +61,7 @@ def synthesise(
         options: how weights are stored, as for a build; None takes the defaults.
         seed: 0 to `MAX_SEED`; picks the weights.
         progress: told how far it is.
+        skew: 0 to `MAX_SKEW`; the n-th most popular expert of a layer gets about `n ** -skew` of what the first gets.
 
     Raises:
         PackError: the options or the output are refused, or the disk has too little room.
@@ -64,23 +69,23 @@ def synthesise(
     begun = time.perf_counter()
     options, progress = options or BuildOptions(), progress or Quiet()
     assert 0 <= seed <= MAX_SEED, seed
+    assert 0 <= skew <= MAX_SKEW, skew
     check_options(options)
     check_output(output)
     plan = plan_package(model, options)
+    weights = f"synthetic weights of seed {seed}" + (f", skew {skew:g}" if skew else "")
     check_space(output, plan.record_bytes)
     graphs = build_graphs(plan)
     progress.begin("writing", plan.record_bytes)
     with open_workers(options.jobs) as workers, PackageWriter(output, options.page_shift) as writer:
-        records = RandomRecords(seed, len(model.layers))
+        records = RandomRecords(seed, model, skew)
         packed = write_package(
             writer,
             plan,
             graphs,
             made(_tasks(records, plan), workers, progress),
             name=options.name or f"synthetic {model.family}",
-            provenance=lambda: Provenance(
-                writer=f"{WRITER}, synthetic weights of seed {seed}", licence=options.licence
-            ),
+            provenance=lambda: Provenance(writer=f"{WRITER}, {weights}", licence=options.licence),
         )
         writer.commit()
     return SynthResult(
@@ -88,6 +93,7 @@ def synthesise(
         file_id=packed.file_id,
         content_id=packed.content_id,
         seed=seed,
+        skew=skew,
         seconds=time.perf_counter() - begun,
         summary=packed.summary(),
         notices=(NO_MEANING, NO_TOKENIZER),

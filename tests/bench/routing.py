@@ -3,9 +3,12 @@
     python tests/bench/routing.py build/bench/olmoe-1b-7b-w4g32.emoe
     python tests/bench/routing.py build/bench/olmoe-1b-7b-olmoe.gguf
 
+    python tests/bench/routing.py build/bench/olmoe-1b-7b-w4g32-skew-1.emoe --skew 1
+
 A package is run as it is; a GGUF file in numpy, from its own weights, so that no program has to be asked.
 Exits 1 if they prefer some: with independent choices, the entropy lacks `(experts - 1) / (2 ln 2 choices)` bits on
-average, and four times that is called uneven. Takes a minute.
+average, and four times that is called uneven. With `--skew`, exits 1 if the entropy is off that of the law by which the
+package was made by more than `TOLERANCE` bits. Takes a minute.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -27,7 +31,11 @@ from rich.table import Table
 
 from bench.gguf_model import Floats
 from estream_loader import open_package
+from estream_packer.favourites import shares
 from estream_runtime import Session
+
+TOLERANCE: Final = 0.15
+"""Bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +58,7 @@ class LayerRouting:
     @property
     def entropy(self) -> float:
         """Bits, of log2 of the experts at most."""
-        shares = self.counts[self.counts > 0] / self.chosen.size
-        return float(-(shares * np.log2(shares)).sum())
+        return _entropy(self.counts)
 
     @property
     def even(self) -> bool:
@@ -59,11 +66,25 @@ class LayerRouting:
         by_chance = (self.experts - 1) / (2 * math.log(2) * self.chosen.size)
         return math.log2(self.experts) - self.entropy <= 4 * by_chance
 
+    def law(self, skew: float) -> float:
+        """The entropy that a synthetic package of that skew is meant to have, bits."""
+        return _entropy(np.asarray(shares(self.experts, self.chosen.shape[1], skew)))
+
+    def lawful(self, skew: float) -> bool:
+        """Whether experts are chosen as in a synthetic package of that skew, as far as this many choices tell."""
+        return abs(self.entropy - self.law(skew)) <= TOLERANCE if skew else self.even
+
     @property
     def shared(self) -> float:
         """Experts that a token has in common with the one before, on average."""
         pairs = zip(self.chosen[:-1], self.chosen[1:], strict=True)
         return float(np.mean([len(np.intersect1d(one, other)) for one, other in pairs]))
+
+
+def _entropy(weights: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> float:
+    """Bits, of choices in proportion to the weights."""
+    some = weights[weights > 0] / weights.sum()
+    return float(-(some * np.log2(some)).sum())
 
 
 def random_prompt(vocabulary: int, tokens: int) -> npt.NDArray[np.int64]:
@@ -173,18 +194,20 @@ def _softmax(rows: Floats) -> Floats:
 
 @click.command()
 @click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="Random tokens of the prompt.")
+@click.option("--skew", type=click.FloatRange(0), default=0, show_default=True, help="What a package was made with.")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
-def main(tokens: int, path: Path) -> None:
+def main(tokens: int, skew: float, path: Path) -> None:
     """Count which experts a random prompt chooses in the model at PATH."""
     found = list(gguf_routing(path, tokens) if path.suffix == ".gguf" else package_routing(path, tokens))
     table = Table("layer", "experts chosen", "tokens an expert", "entropy, bits", "shared with the token before", "")
     for layer, each in enumerate(found):
         used = f"{np.count_nonzero(each.counts)} of {each.experts}"
         spread = f"{each.counts.min()} to {each.counts.max()}"
-        entropy = f"{each.entropy:.2f} of {math.log2(each.experts):.2f}"
-        table.add_row(str(layer), used, spread, entropy, f"{each.shared:.2f}", "" if each.even else "UNEVEN")
+        entropy = f"{each.entropy:.2f} of {each.law(skew):.2f}"
+        verdict = "" if each.lawful(skew) else "OFF" if skew else "UNEVEN"
+        table.add_row(str(layer), used, spread, entropy, f"{each.shared:.2f}", verdict)
     Console(width=120).print(table)
-    sys.exit(not all(each.even for each in found))
+    sys.exit(not all(each.lawful(skew) for each in found))
 
 
 if __name__ == "__main__":

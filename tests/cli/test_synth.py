@@ -69,6 +69,16 @@ def test_the_choices_and_the_seed_decide_the_package(tmp_path: Path, pack: Pack)
     assert first.read_bytes() == second.read_bytes() != other.read_bytes()
 
 
+@pytest.mark.usefixtures("tiny_shape")
+def test_a_skew_changes_the_package_and_is_told(tmp_path: Path, pack: Pack) -> None:
+    even, skewed = tmp_path / "even.emoe", tmp_path / "skewed.emoe"
+    assert pack("synth", "--shape", SHAPE, "-o", even)[0] == 0
+    status, out, _ = pack("synth", "--shape", SHAPE, "-o", skewed, "--skew", "1.5", "--json")
+    assert (status, json.loads(out)["skew"]) == (0, 1.5)
+    assert even.read_bytes() != skewed.read_bytes()
+    assert "synthetic weights of seed 0, skew 1.5" in pack("inspect", skewed)[1]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_known_and_needs_its_room(
     tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch, shape: str
@@ -88,6 +98,7 @@ def test_every_shape_is_known_and_needs_its_room(
         (["--shape", SHAPE], "missing option '-o'"),
         (["--shape", "gpt", "-o", "x.emoe"], "'gpt' is not one of 'olmoe-1b-7b'"),
         (["--shape", SHAPE, "-o", "x.emoe", "--seed", "-1"], "-1 is not in the range"),
+        (["--shape", SHAPE, "-o", "x.emoe", "--skew", "-1"], "-1.0 is not in the range"),
         (["--shape", SHAPE, "-o", "x.emoe", "--dense", "w4g64"], "'w4g64' is not one of"),
     ],
 )

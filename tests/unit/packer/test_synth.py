@@ -14,6 +14,7 @@ from estream_loader import open_package
 from estream_loader.progress import Progress
 from estream_loader.records import tensors
 from estream_packer import random_weights
+from estream_packer.favourites import MAX_SKEW, MOST, leans, shares
 from estream_packer.proving import prove
 from estream_packer.random_weights import MAX_SEED
 from estream_packer.recipe import BuildOptions, DenseEncoding
@@ -106,6 +107,47 @@ def test_a_synthetic_package_has_everything_a_model_can_have(tmp_path: Path) -> 
     assert counts[0].sum() == 0
     assert counts.max() <= 2 * counts[1:].mean()
     assert counts[1:].min() >= counts[1:].mean() / 4
+
+
+@pytest.mark.parametrize(("experts", "dense"), [("f32", "f32"), ("w4g32", "w8"), ("w4g32", "w4g32")])
+def test_experts_are_chosen_by_the_law_that_a_skew_asks_for(
+    tmp_path: Path, experts: Encoding, dense: DenseEncoding
+) -> None:
+    # With so few channels as in the tiny model, what a layer adds to them is much.
+    model = msgspec.structs.replace(TINY, hidden=384)
+    output = tmp_path / "model.emoe"
+    result = synthesise(model, output, BuildOptions(experts=experts, dense=dense, page_shift=12), seed=7, skew=1)
+    assert result.skew == 1
+    counts = np.zeros((LAYERS, EXPERTS), np.int64)
+
+    def on_route(layer: int, expert_ids: np.ndarray, _: np.ndarray) -> None:
+        counts[layer] += np.bincount(expert_ids.ravel(), minlength=EXPERTS)
+
+    with open_package(output) as package:
+        prove(package)
+        assert package.manifest.provenance.writer.endswith("synthetic weights of seed 7, skew 1")
+        with Session(package) as session:
+            logits = session.forward(np.random.default_rng(1).integers(0, TINY.vocabulary, 512), on_route)
+    found = -np.sort(-counts) / 512
+    assert np.abs(found - shares(EXPERTS, 4, 1)).max() <= 0.15
+    assert len({tuple(np.argsort(-each)[:3]) for each in counts}) == LAYERS, "each layer has favourites of its own"
+    assert 0.8 <= logits.std() <= 1.25
+
+
+@pytest.mark.parametrize(("count", "top_k"), [(2, 1), (8, 2), (64, 8), (60, 59), (512, 128), (201, 200)])
+@pytest.mark.parametrize("skew", [0, 0.5, 1, MAX_SKEW])
+def test_the_shares_of_a_law_add_up_and_follow_it_below_the_most_there_is(count: int, top_k: int, skew: float) -> None:
+    law = shares(count, top_k, skew)
+    assert sum(law) == pytest.approx(top_k)
+    assert all(one >= other > 0 for one, other in pairwise(law))
+    assert law[0] <= max(MOST, top_k / count)
+    free = [(rank, share) for rank, share in enumerate(law, 1) if share < law[0]]
+    assert all(share * rank**skew == pytest.approx(free[-1][1] * count**skew) for rank, share in free)
+    assert (leans(count, top_k, skew) == pytest.approx([0] * count)) == (skew == 0 or top_k / count > MOST)
+
+
+def test_a_layer_that_takes_all_experts_prefers_none() -> None:
+    assert leans(4, 4, 1) == [0] * 4
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(tmp_path: Path) -> None:
