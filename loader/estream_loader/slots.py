@@ -263,8 +263,8 @@ class Slots:
         if self._free:
             return self._take_free()
         kept = self._kept[layer]
-        if others := kept - wanted:
-            victim = self._retention[layer].order(others)[0]
+        if not kept <= wanted:
+            victim = next(each for each in self._retention[layer].order(kept) if each not in wanted)
             kept.remove(victim)
             return self._of(layer)[victim]
         # Every other slot is kept by another layer, or being written to for nobody.

@@ -106,8 +106,13 @@ def paging(made: Draft, group_size: int = 1, prefetch_depth: int = 0) -> Paging:
     """What programs for a package depend on."""
     ranges = made.tables[SectionType.EXPERTS]
     longest = max(round_up(len(one.payloads[0]), 1 << made.page_shift) for one in ranges if one.payloads)
-    dense = [number for number, layer in enumerate(made.model()["layers"]) if "dense" in layer]
-    return Paging([len(one.payloads) for one in ranges], longest, group_size, prefetch_depth, dense)
+    model = made.model()
+    dense = [number for number, layer in enumerate(model["layers"]) if "dense" in layer]
+    routers = [
+        model["expert_blocks"][layer["experts"]]["router"] if "experts" in layer else {} for layer in model["layers"]
+    ]
+    top_k = [router.get("top_k", 0) for router in routers]
+    return Paging([len(one.payloads) for one in ranges], longest, group_size, prefetch_depth, dense, top_k)
 
 
 def draft(

@@ -1,7 +1,7 @@
 """Programs in the making: instructions as text, made by policy, and every field of their bytes can be made wrong.
 
 Everything here is read out of SCHEDULE.md: a step such as `FILL 0 1 1` is an opcode, by name or number, with layer,
-group and bank; those left out are 0.
+group, or count, and bank; those left out are 0.
 """
 
 from __future__ import annotations
@@ -46,9 +46,15 @@ OPCODES: Final = {
     "HEAD": 9,
     "HALT": 10,
     "DENSE": 12,
+    "PREDICT": 13,
+    "PREFETCH": 14,
+    "DEMAND_FILL": 15,
+    "DEMAND_AWAIT": 16,
+    "DEMAND_EXPERTS": 17,
+    "DEMAND_RELEASE": 18,
 }
 """By name; those that are reserved have none."""
-LOAD, PREFILL = 1, 2
+LOAD, PREFILL, DECODE = 1, 2, 3
 ON_DEMAND, POST_ROUTING, PRE_ROUTING, RESIDENT = 1, 2, 3, 4
 
 
@@ -96,6 +102,7 @@ class Paging:
         group_size: experts read together.
         prefetch_depth: groups read ahead.
         dense: the layers that have a dense block.
+        top_k: how many experts a token is routed to in each layer.
     """
 
     experts: Sequence[int]
@@ -103,6 +110,7 @@ class Paging:
     group_size: int = 1
     prefetch_depth: int = 0
     dense: Sequence[int] = ()
+    top_k: Sequence[int] = ()
 
     @property
     def groups(self) -> list[tuple[int, int]]:
@@ -117,7 +125,35 @@ class Paging:
 
     def draft(self, policy: int, phase: int = PREFILL) -> Program:
         """The program of a policy, as the table of SCHEDULE.md section 6 has it."""
-        header = {
+        header = self._header(policy, phase)
+        places = [f"{layer} {group} {number % self.banks}" for number, (layer, group) in enumerate(self.groups)]
+        if phase == LOAD:
+            steps = [f"{opcode} {place}" for opcode in ("FILL", "AWAIT") for place in places]
+            return Program(header, [*steps, "HALT"])
+        return Program(header, self._prefill(policy, places))
+
+    def decode(self, kept: Sequence[int], ahead: Sequence[int] = ()) -> Program:
+        """A program to decode, as the table of SCHEDULE.md section 6 has it.
+
+        Args:
+            kept: records that each layer keeps.
+            ahead: records that each layer reads ahead; if there are any, the policy is PRE_ROUTING.
+        """
+        steps = ["EMBED"]
+        for layer, experts in enumerate(self.experts):
+            if ahead and experts:
+                steps += [f"PREDICT {layer}", f"PREFETCH {layer} {ahead[layer]}"]
+            steps += [f"ATTEND {layer}"]
+            steps += [f"ROUTE {layer}", f"DEMAND_FILL {layer}"] if experts else []
+            steps += [f"DENSE {layer}"] if layer in self.dense else []
+            for count in range(1, self.top_k[layer] + 1):
+                steps += [f"DEMAND_AWAIT {layer} {count}", f"DEMAND_EXPERTS {layer}"]
+            steps += [f"DEMAND_RELEASE {layer} {kept[layer]}"] if experts else []
+            steps += [f"COMBINE {layer}"]
+        return Program(self._header(PRE_ROUTING if ahead else POST_ROUTING, DECODE), [*steps, "HEAD", "HALT"])
+
+    def _header(self, policy: int, phase: int) -> Values:
+        return {
             "phase": phase,
             "policy": policy,
             "group_size": self.group_size,
@@ -125,11 +161,6 @@ class Paging:
             "bank_count": self.banks,
             "arena_bytes": self.banks * self.group_size * self.longest,
         }
-        places = [f"{layer} {group} {number % self.banks}" for number, (layer, group) in enumerate(self.groups)]
-        if phase == LOAD:
-            steps = [f"{opcode} {place}" for opcode in ("FILL", "AWAIT") for place in places]
-            return Program(header, [*steps, "HALT"])
-        return Program(header, self._prefill(policy, places))
 
     def _prefill(self, policy: int, places: list[str]) -> list[str]:
         """Steps of a program to prefill.

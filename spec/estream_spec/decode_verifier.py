@@ -112,7 +112,8 @@ class Demands:
     def _await(self, turn: int | None, layer: int, count: int) -> None:
         if turn is None or not self._filled or self._released:
             self._refuse("EMOE-SCH-037", "out of place, expected between DEMAND_FILL and DEMAND_RELEASE of its layer")
-        if not self._awaited < count <= (top_k := self._shape.top_k[layer]):
+        top_k = self._shape.top_k[layer]
+        if not self._awaited < count <= top_k:
             self._refuse("EMOE-SCH-038", f"expected a count of {self._awaited + 1} to {top_k}")
         self._awaited = count
 

@@ -151,7 +151,7 @@ class _Reader:
     def _check_schedules(self, manifest: Json, experts: Table) -> list[Json]:
         """All programs; gives their headers."""
         layers = [
-            Layer(records.record_count, layer["dense"] is not None)
+            Layer(records.record_count, layer["dense"] is not None, _top_k(manifest["model"], layer))
             for records, layer in zip(experts.ranges, manifest["model"]["layers"], strict=True)
         ]
         headers = [check_program(data, layers, _longest(experts)) for data in self._contents(sections_of.SCHEDULE)]
@@ -178,6 +178,11 @@ class _Reader:
 
 def _layouts(table: Table) -> list[int]:
     return [records.layout for records in table.ranges]
+
+
+def _top_k(model: Json, layer: Json) -> int:
+    """How many experts a token is routed to in a layer."""
+    return 0 if layer["experts"] is None else model["expert_blocks"][layer["experts"]]["router"]["top_k"]
 
 
 def _longest(experts: Table) -> int:

@@ -63,7 +63,7 @@ for _rule, _name, _about, _base, _program in (
         "phase_before_policy",
         "the phase comes before the policy",
         PRE_ROUTING_BASE,
-        pre_routing(phase=3, policy=9),
+        pre_routing(phase=4, policy=9),
     ),
     ("006", "policy_before_sizes", "the policy comes before the sizes", LOAD_BASE, to_load(policy=1, group_size=0)),
     (

@@ -312,7 +312,6 @@ for _index, _at in ((0, 1), (0, 12), (0, 15), (2, 13), (-1, 1), (-1, 14)):
 _base_program: Program
 for _rule, _name, _about, _base, _base_program in (
     ("005", "of_phase_0", "is for no phase", PRE_ROUTING_BASE, pre_routing(phase=0)),
-    ("005", "of_phase_3", "is for the phase that is reserved", PRE_ROUTING_BASE, pre_routing(phase=3)),
     ("005", "of_phase_4", "is for a phase that is none", PRE_ROUTING_BASE, pre_routing(phase=4)),
     ("005", "of_phase_255", "is for a phase that is none", PRE_ROUTING_BASE, pre_routing(phase=255)),
     ("006", "of_policy_0", "has no policy", PRE_ROUTING_BASE, pre_routing(policy=0)),

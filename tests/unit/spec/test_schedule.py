@@ -126,6 +126,10 @@ def test_which_configuration_a_program_is_for() -> None:
         prompt_tokens=8,
     )
     assert replace(PROGRAM, policy=Policy.POST_ROUTING).matches(other)
+    decoding = replace(PROGRAM, phase=Phase.DECODE, group_size=1, prefetch_depth=9, policy=Policy.POST_ROUTING)
+    assert decoding.matches(choice)
+    assert decoding.matches(other)
+    assert not replace(decoding, arena_bytes=(1 << 20) + 1).matches(choice)
 
 
 def test_assembly() -> None:

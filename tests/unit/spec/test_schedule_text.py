@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from estream_spec import constants, schedule
+from estream_spec.decode_compiler import compile_decode
 from estream_spec.errors import MalformedError
 from estream_spec.rulebook import RULES
 from estream_spec.schedule import ExpertShape, Opcode, Phase, Policy, Program, ProgramHeader, disassemble
@@ -98,3 +99,7 @@ def test_the_example_is_what_the_code_makes() -> None:
     assert b"".join(part for _, part in shown) == data[: sum(len(part) for _, part in shown)]
     first, *lines = blocks[3].splitlines()
     assert [first, *(line.partition(";")[0].rstrip() for line in lines)] == disassemble(example()).splitlines()
+    shape = ExpertShape(counts=(3, 2), record_lengths=(4096, 4096), top_k=(2, 1))
+    decoding = compile_decode(shape, arena_bytes=16384, slots=4, policy=Policy.PRE_ROUTING)
+    first, *lines = blocks[5].splitlines()
+    assert [first, *(line.partition(";")[0].rstrip() for line in lines)] == disassemble(decoding).splitlines()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from estream_spec.decode_compiler import compile_decode
 from estream_spec.errors import InvalidError
 from estream_spec.rulebook import RULES
 from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Policy, Program
@@ -42,6 +43,13 @@ MIXED = compile_program(MIXED_SHAPE, arena_bytes=1 << 16, group_size=2, prefetch
 """
 0 FILL 0.0 b0, 1 EMBED, 2 ATTEND 0, 3 ROUTE 0, 4 AWAIT, 5 EXPERTS, 6 RELEASE, 7 FILL 2.0 b0, 8 COMBINE 0, 9 ATTEND 1,
 10 DENSE 1, 11 COMBINE 1, 12 ATTEND 2, 13 ROUTE 2, 14 DENSE 2, 15 AWAIT, 16 EXPERTS, 17 RELEASE, 18 COMBINE 2, ...
+"""
+
+DECODE = compile_decode(MIXED_SHAPE, arena_bytes=1 << 16, slots=2, policy=Policy.POST_ROUTING)
+"""
+0 EMBED, 1 ATTEND 0, 2 ROUTE 0, 3 DEMAND_FILL 0, 4 DEMAND_AWAIT 0 count 1, 5 DEMAND_EXPERTS 0,
+6 DEMAND_RELEASE 0 count 1, 7 COMBINE 0, 8 ATTEND 1, 9 DENSE 1, 10 COMBINE 1, 11 ATTEND 2, 12 ROUTE 2, 13 DEMAND_FILL 2,
+14 DENSE 2, 15 DEMAND_AWAIT, 16 DEMAND_EXPERTS, 17 DEMAND_RELEASE 2 count 1, 18 COMBINE 2, 19 HEAD, 20 HALT
 """
 
 Edit = Callable[[list[Instruction]], Any]
@@ -82,7 +90,7 @@ def move(*steps: tuple[int, int]) -> Edit:
 
 HEADERS: dict[str, tuple[Program, str, str]] = {
     "phase 0": (replace(POST, phase=0), "005", "phase"),
-    "phase to come": (replace(POST, phase=Phase.DECODE), "005", "phase"),
+    "phase of no name": (replace(POST, phase=4), "005", "phase"),
     "policy 0": (replace(POST, policy=0), "006", "policy"),
     "unknown policy": (replace(POST, policy=5), "006", "policy"),
     "loading with another policy": (replace(LOAD, policy=Policy.PRE_ROUTING), "006", "policy"),
@@ -96,6 +104,10 @@ HEADERS: dict[str, tuple[Program, str, str]] = {
     "resident with a bank too few": (replace(RESIDENT, prefetch_depth=3, bank_count=4), "009", "bank_count"),
     "loading with a bank too few": (replace(LOAD, prefetch_depth=3, bank_count=4), "009", "bank_count"),
     "arena below its banks": (replace(POST, arena_bytes=8191), "010", "arena_bytes"),
+    "decoding on demand": (replace(DECODE, policy=Policy.ON_DEMAND), "006", "policy"),
+    "decoding with what stays": (replace(DECODE, policy=Policy.RESIDENT), "006", "policy"),
+    "decoding groups of two": (replace(DECODE, group_size=2), "007", "group_size"),
+    "depth above the limit to decode": (replace(DECODE, prefetch_depth=(1 << 17) + 1), "007", "prefetch_depth"),
 }
 
 
@@ -211,9 +223,56 @@ def test_rule_of_layers_that_are_not_alike(edit: Edit, rule: str, index: int) ->
     assert (caught.value.rule, caught.value.path) == (f"EMOE-SCH-{rule}", f"program[{index}]")
 
 
+DEMANDS: dict[str, tuple[Edit, str, int | None]] = {
+    "FILL to decode": (put(3, Opcode.FILL), "013", 3),
+    "count of DEMAND_FILL": (change(3, group=1), "014", 3),
+    "bank of DEMAND_AWAIT": (change(4, bank=1), "014", 4),
+    "more kept than there is": (change(6, group=3), "016", 6),
+    "DEMAND_EXPERTS before DENSE": (move((14, 16)), "028", 15),
+    "PREDICT behind ATTEND": (put(2, Opcode.PREDICT), "034", 2),
+    "PREDICT of a layer without experts": (put(8, Opcode.PREDICT, 1), "034", 8),
+    "PREFETCH without PREDICT": (put(1, Opcode.PREFETCH, 0, 1), "035", 1),
+    "DEMAND_FILL before ROUTE": (swap(2, 3), "036", 2),
+    "DEMAND_FILL twice": (put(4, Opcode.DEMAND_FILL), "036", 4),
+    "DEMAND_FILL missing": (drop(3), "037", 3),
+    "DEMAND_AWAIT behind DEMAND_RELEASE": (put(7, Opcode.DEMAND_AWAIT, 0, 1), "037", 7),
+    "DEMAND_AWAIT of none": (change(4, group=0), "038", 4),
+    "DEMAND_AWAIT of more than top_k": (change(4, group=2), "038", 4),
+    "DEMAND_AWAIT of no more": (put(5, Opcode.DEMAND_AWAIT, 0, 1), "038", 5),
+    "DEMAND_AWAIT missing": (drop(4), "039", 4),
+    "DEMAND_EXPERTS missing": (drop(5), "040", 5),
+    "DEMAND_RELEASE of another layer": (change(6, layer=2), "040", 6),
+    "DEMAND_RELEASE missing": (drop(6), "041", 6),
+    "a layer's experts left out": (drop(3, 4, 5, 6), "041", 3),
+    "no bank for what is kept": (change(6, group=2), "042", 20),
+    "no HALT": (drop(20), "033", None),
+}
+
+
+@pytest.mark.parametrize(("edit", "rule", "index"), DEMANDS.values(), ids=DEMANDS)
+def test_rule_of_a_program_that_decodes(edit: Edit, rule: str, index: int | None) -> None:
+    with pytest.raises(InvalidError) as caught:
+        verify_program(edited(DECODE, edit), MIXED_SHAPE)
+    path = "program" if index is None else f"program[{index}]"
+    assert (caught.value.rule, caught.value.path) == (f"EMOE-SCH-{rule}", path)
+
+
+def test_demands_in_a_program_that_prefills() -> None:
+    with pytest.raises(InvalidError, match=r"DEMAND_FILL layer 0: not in a program of this phase.*\[EMOE-SCH-013\]"):
+        verify_program(edited(POST, put(3, Opcode.DEMAND_FILL)), SHAPE)
+
+
+def test_a_message_says_which_banks_are_missing() -> None:
+    with pytest.raises(InvalidError) as caught:
+        verify_program(edited(DECODE, change(6, group=2)), MIXED_SHAPE)
+    expected = "HALT: layer 0 needs 2 banks beside 1 of other layers, there are 2 (at program[20]) [EMOE-SCH-042]"
+    assert str(caught.value) == expected
+
+
 def test_every_rule_is_broken_by_some_program() -> None:
     broken = {f"EMOE-SCH-{rule}" for _, rule, _ in HEADERS.values()}
     broken |= {f"EMOE-SCH-{rule}" for _, _, rule, _ in INSTRUCTIONS.values()}
+    broken |= {f"EMOE-SCH-{rule}" for _, rule, _ in DEMANDS.values()}
     decoded = {f"EMOE-SCH-{number:03}" for number in range(1, 5)}
     assert broken | decoded == {rule for rule in RULES if rule.startswith("EMOE-SCH")}
 
@@ -260,6 +319,12 @@ def test_the_proof_in_words() -> None:
     ]
     assert verify_program(LOAD, SHAPE).lines()[2] == "reads: 5 groups, 20,480 bytes"
     assert verify_program(RESIDENT, SHAPE).lines()[2] == "reads: nothing"
+    decoding = compile_decode(SHAPE, arena_bytes=1 << 16, slots=4, policy=Policy.PRE_ROUTING)
+    assert verify_program(decoding, SHAPE).lines() == [
+        "proven: decode, pre-routing, 23 instructions",
+        "memory: 4 banks of 4,096 bytes, at most 16,384 in use of an arena of 65,536",
+        "reads: at most 5 experts, 20,480 bytes, 1 ahead; keeps at most 3",
+    ]
 
 
 def test_ragged_groups_count_their_own_bytes() -> None:
