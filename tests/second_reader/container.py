@@ -40,6 +40,7 @@ TOKENIZER: Final = 7
 CHAT_TEMPLATE: Final = 8
 SCHEDULE: Final = 9
 BINARY: Final = 10
+PREFETCH_ROUTER: Final = 11
 DEVICE_CONFIGURATION: Final = 13
 SIGNATURE: Final = 14
 
@@ -55,12 +56,13 @@ FLAGS: Final = {
     CHAT_TEMPLATE: SAFE_TO_COPY,
     SCHEDULE: SAFE_TO_COPY | UNSIGNED,
     BINARY: SAFE_TO_COPY,
+    PREFETCH_ROUTER: SAFE_TO_COPY,
     DEVICE_CONFIGURATION: SAFE_TO_COPY | UNSIGNED,
     SIGNATURE: SAFE_TO_COPY | UNSIGNED,
 }
 """Of every known type."""
 ONE: Final = (MANIFEST, DENSE, DENSE_TABLE, EXPERTS, EXPERT_TABLE)
-AT_MOST_ONE: Final = (TOKENIZER, CHAT_TEMPLATE)
+AT_MOST_ONE: Final = (TOKENIZER, CHAT_TEMPLATE, PREFETCH_ROUTER)
 
 NONE: Final = 0
 ZSTD: Final = 1
@@ -209,6 +211,8 @@ def _check_lengths(entry: Entry, file_length: int) -> None:
     longer = max(entry.length, entry.stored_length)
     if entry.type in (MANIFEST, CHAT_TEMPLATE, DEVICE_CONFIGURATION, SIGNATURE):
         require(longer <= limits.MAX_MANIFEST_LENGTH, "SEC-011")
+    elif entry.type == PREFETCH_ROUTER:
+        require(longer <= limits.MAX_PREFETCH_ROUTER_LENGTH, "SEC-011")
     elif entry.is_known and entry.type != FREE and not entry.has_records:
         require(longer <= limits.MAX_SMALL_SECTION_LENGTH, "SEC-011")
 

@@ -180,3 +180,22 @@ MANIFEST: Final = Record(
     Field("binaries", Array(BINARY, 0, limits.MAX_BINARIES), []),
     Field("extensions", NamedBytes(NAME, limits.MAX_EXTENSIONS), []),
 )
+PREFETCH_LAYER: Final = Record(
+    Field("layer", Integer(0, limits.MAX_LAYERS - 1)),
+    Field("router", DIGEST),
+    Field("weights", Binary()),
+    Field("bias", Binary()),
+    Field("confidence", Binary()),
+    Field("thresholds", Binary()),
+    Field("needed", Binary()),
+    Field("target", Float(may_be_zero=False, most=1)),
+)
+PREFETCH_ROUTER: Final = Record(
+    Field("model", DIGEST),
+    Field("layers", Array(PREFETCH_LAYER, 1, limits.MAX_LAYERS)),
+    Field("writer", NAME),
+    Field("tokens", Integer(0, 2**48 - 1)),
+    Field("sources", Array(SOURCE, 0, limits.MAX_SOURCES)),
+    Field("overlap", Float(may_be_zero=True, most=1)),
+    Field("extra", Float(may_be_zero=True, most=limits.MAX_EXPERTS)),
+)

@@ -15,7 +15,8 @@ from second_reader.canonical import canonical_json
 from second_reader.container import Container, Entry, Superblock, check_padding, file_id, read_container
 from second_reader.identity import content_id
 from second_reader.layouts import Layouts
-from second_reader.model_rules import check_graphs, check_model, check_payload_lengths
+from second_reader.model_rules import check_graphs, check_model, check_payload_lengths, tensor_end
+from second_reader.prefetch import check_prefetch_router, check_routers
 from second_reader.records import check_record
 from second_reader.rules import RefusedError, require
 from second_reader.schedules import Layer, check_program
@@ -79,8 +80,13 @@ class _Reader:
         Layouts(manifest, graphs).check(_layouts(dense), _layouts(experts))
         configurations = self._check_configurations(manifest, experts)
         schedules = self._check_schedules(manifest, experts)
+        prefetch_routers = [
+            check_prefetch_router(data, manifest) for data in self._contents(sections_of.PREFETCH_ROUTER)
+        ]
         dense_records = self._check_records(manifest, dense, sections_of.DENSE)
         expert_records = self._check_records(manifest, experts, sections_of.EXPERTS)
+        for prefetch_router in prefetch_routers:
+            check_routers(prefetch_router, lambda layer: self._stored(dense_records[layer + 1][0], manifest))
         tokenizer, template = (
             self.content_sha256.get((section_type, 0), hashlib.sha256().digest())
             for section_type in (sections_of.TOKENIZER, sections_of.CHAT_TEMPLATE)
@@ -171,6 +177,14 @@ class _Reader:
                 ]
             )
         return checked
+
+    def _stored(self, record: Json, manifest: Json) -> dict[str, bytes]:
+        """The bytes of each tensor of a record."""
+        start = record["offset"]
+        return {
+            tensor["name"]: self.source.slice(start + tensor["offset"], start + tensor_end(tensor))
+            for tensor in manifest["layouts"][record["layout"]]["tensors"]
+        }
 
     def _section_json(self, entry: Entry) -> Json:
         return _structure_json(entry._asdict()) | {"content_sha256": self.content_sha256.get((entry.type, entry.id))}

@@ -5,6 +5,7 @@ Reading follows bytes whose syntax was checked, and goes no deeper than the tabl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -111,15 +112,17 @@ class Integer:
 
 @dataclass(frozen=True)
 class Float:
-    """A number of at least 0, or above it."""
+    """A number of at least 0, or above it, up to another one."""
 
     may_be_zero: bool
+    most: float = math.inf
 
     def read(self, data: bytes, at: int) -> tuple[float, int]:
         head = _head(data, at, "float", "int")
         assert head.value is not None
-        # A value that is not a number fails both comparisons.
+        # A value that is not a number fails every comparison.
         require(head.value >= 0 if self.may_be_zero else head.value > 0, RULE)
+        require(head.value <= self.most, RULE)
         return float(head.value), head.end
 
     def write(self, value: float) -> bytes:

@@ -16,10 +16,17 @@ from estream_spec.limits import MAX_MANIFEST_LENGTH, MAX_SMALL_SECTION_LENGTH
 
 UNKNOWN = 99
 """A section type that means nothing."""
-RESERVED_TYPES = (11, 12, 15)
+RESERVED_TYPES = (12, 15)
 """Section types that a later version will give a meaning."""
 ONLY_IN_FULL = (SectionType.BINARY, SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE, SectionType.SCHEDULE)
 """Section types that the smallest package does without."""
+WITHOUT = (
+    SectionType.FREE,
+    SectionType.PREFETCH_ROUTER,
+    SectionType.DEVICE_CONFIGURATION,
+    SectionType.SIGNATURE,
+)
+"""Section types that neither of them has."""
 CRITICAL, SAFE, UNSIGNED, RECORDS = SectionFlag
 
 
@@ -77,7 +84,7 @@ refuse(
 for _any_type, _flags in FLAGS.items():
     _kind = SectionType(_any_type)
     _name = _kind.name.lower()
-    _own = _kind not in (SectionType.FREE, SectionType.DEVICE_CONFIGURATION, SectionType.SIGNATURE)
+    _own = _kind not in WITHOUT
     for _flag in SectionFlag:
         _wrong = _flags ^ _flag
         refuse(
