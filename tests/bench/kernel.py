@@ -26,7 +26,7 @@ from rich.table import Table
 
 from estream_loader.console import run_command
 from estream_runtime.native.compiling import compile_path, find_compiler
-from estream_runtime.native.library import Kernel, StoredMatrix, paths_here
+from estream_runtime.native.library import Kernel, StoredExpert, StoredMatrix, paths_here
 from estream_runtime.native.paths import KernelPath
 from estream_spec.weights import GROUP_SIZES, Encoding
 
@@ -74,13 +74,10 @@ def random_matrix(generator: np.random.Generator, encoding: Encoding, rows: int,
     return StoredMatrix(nibbles, multipliers, scale)
 
 
-Expert = tuple[StoredMatrix, StoredMatrix, StoredMatrix]
-
-
-def measure(kernel: Kernel, experts: list[Expert], tokens: int, rounds: int, peak: Peak) -> tuple[float, float]:
+def measure(kernel: Kernel, experts: list[StoredExpert], tokens: int, rounds: int, peak: Peak) -> tuple[float, float]:
     """Medians of the seconds of each expert in turn, and of the peak."""
     x = np.random.default_rng(tokens).standard_normal((tokens, HIDDEN)).astype(np.float32)
-    rows = kernel.quantise(x, bool(experts[0][0].group))
+    rows = kernel.quantise(x, experts[0].packed[0])
     chosen, shares, total = np.arange(tokens), np.ones(tokens, np.float32), np.zeros((tokens, HIDDEN), np.float32)
     seconds, peaks = [], []
     for number in range(rounds):
@@ -107,9 +104,8 @@ def command(name: str | None, threads: int, encoding: Any, tokens: tuple[int, ..
     path = paths[name] if name else next(iter(paths.values()))
     generator = np.random.default_rng(0)
     shapes = ((HIDDEN, INTERMEDIATE), (HIDDEN, INTERMEDIATE), (INTERMEDIATE, HIDDEN))
-    experts: list[Expert] = [
-        tuple(random_matrix(generator, encoding, *shape) for shape in shapes)  # type: ignore[misc]
-        for _ in range(EXPERTS)
+    experts: list[StoredExpert] = [
+        StoredExpert(*(random_matrix(generator, encoding, *shape) for shape in shapes)) for _ in range(EXPERTS)
     ]
     kernel, peak = Kernel(threads, path), Peak(path, threads)
     table = Table("tokens", "ms", "GOP/s", "peak", "share", title=f"{path.name}, {encoding}, {threads} threads")

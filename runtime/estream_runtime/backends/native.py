@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_runtime.backends.protocol import Array, Backend, During, GraphKey, MatrixForm
-from estream_runtime.native.library import Kernel, QuantisedRows, StoredMatrix
+from estream_runtime.native.library import Kernel, QuantisedRows, StoredExpert, StoredMatrix
 from estream_spec.graph_interface import role_shape
 from estream_spec.manifest import GraphRole
 from estream_spec.model import Attention, Latent, ModelDescription
@@ -91,9 +91,10 @@ class NativeBackend:
             case "expert":
                 everything = np.ones(len(feeds["normed"]), np.float32)
                 limit = self._model.expert_blocks[shape_class].limit
-                return {"y": self._feed_forward(feeds["normed"], everything, [*matrices.values()], limit)}
+                return {"y": self._feed_forward(feeds["normed"], everything, StoredExpert.of(feeds), limit)}
             case "dense":
-                return {"y": self._feed_forward(feeds["normed"], self._shares(feeds), [*matrices.values()], None)}
+                block = StoredExpert.of(feeds, names)
+                return {"y": self._feed_forward(feeds["normed"], self._shares(feeds), block, None)}
             case "head":
                 return {"logits": self._normed(feeds["x"], feeds, "final_norm").product(matrices["head"])}
 
@@ -115,16 +116,15 @@ class NativeBackend:
         if not self._serves("expert", shape_class):
             self._portable.add_expert(shape_class, rows.x, chosen, shares, weights, total, during)
             return
-        matrices = [StoredMatrix.of(name, weights) for name in ("gate", "up", "down")]
+        expert = StoredExpert.of(weights)
         with during("products"):
-            self._add(rows, chosen, shares, matrices, self._model.expert_blocks[shape_class].limit, total)
+            self._add(rows, chosen, shares, expert, self._model.expert_blocks[shape_class].limit, total)
 
     def bind_expert(self, shape_class: int, weights: Callable[[], Mapping[str, Array]]) -> Any:
         """See `Backend.bind_expert`."""
         if not self._serves("expert", shape_class):
             return self._portable.bind_expert(shape_class, weights)
-        parts = weights()
-        return [StoredMatrix.of(name, parts) for name in ("gate", "up", "down")]
+        return StoredExpert.of(weights())
 
     def expert_outputs(
         self, shape_class: int, rows: Rows, shares: Floats, experts: Sequence[Any], out: Floats, during: During
@@ -134,11 +134,8 @@ class NativeBackend:
             self._portable.expert_outputs(shape_class, rows.x, shares, experts, out, during)
             return
         limit = self._model.expert_blocks[shape_class].limit
-        out[:] = 0
         with during("products"):
-            for number, matrices in enumerate(experts):
-                one = slice(number, number + 1)
-                self._add(rows, np.zeros(1, np.int64), shares[one], matrices, limit, out[one])
+            self._kernel.experts(rows.x, experts, shares, limit, out)
 
     def close(self) -> None:
         """Ends the kernel's threads, and the portable backend if there is one."""
@@ -152,20 +149,17 @@ class NativeBackend:
         rows: Rows,
         chosen: npt.NDArray[np.int64],
         shares: Floats,
-        matrices: Sequence[StoredMatrix],
+        expert: StoredExpert,
         limit: float | None,
         total: Floats,
     ) -> None:
-        gate, up, down = matrices
-        for_gate, for_up = (rows.quantised(bool(each.group)) for each in (gate, up))
-        self._kernel.add_expert(for_gate, for_up, chosen, shares, (gate, up, down), limit, total)
+        for_gate, for_up = map(rows.quantised, expert.packed)
+        self._kernel.add_expert(for_gate, for_up, chosen, shares, expert, limit, total)
 
-    def _feed_forward(
-        self, normed: Floats, shares: Floats, matrices: Sequence[StoredMatrix], limit: float | None
-    ) -> Floats:
+    def _feed_forward(self, normed: Floats, shares: Floats, expert: StoredExpert, limit: float | None) -> Floats:
         """What gate, up and down make of all rows, times their shares."""
         total = np.zeros_like(normed)
-        self._add(self.expert_rows(normed), np.arange(len(normed)), shares, matrices, limit, total)
+        self._add(self.expert_rows(normed), np.arange(len(normed)), shares, expert, limit, total)
         return total
 
     def _shares(self, feeds: Mapping[str, Array]) -> Floats:

@@ -4,8 +4,7 @@
 // quicker on most processors than multiplying wide and has no sums that could overflow.
 #pragma once
 
-#define FEW 2          // most token rows
-#define FEW_WIDTH 1024 // most columns of a task
+#define FEW 2 // most token rows
 
 // Four rows of 16 columns, interleaved; memory is asked for those that are needed `soon` rows later.
 INLINE void load_four(const void *from, int64_t stride, int64_t soon, int8x16_t out[4]) {
@@ -18,10 +17,10 @@ INLINE void load_four(const void *from, int64_t stride, int64_t soon, int8x16_t 
 // Four values of a quantised row, for all columns alike.
 INLINE int8x16_t four_values(const char *from) { return vreinterpretq_s8_s32(vdupq_n_s32(load_32(from))); }
 
-// Adds to sums [tokens, FEW_WIDTH], 16 columns, what a group of nibbles gives; corrections [tokens] are what its zero
+// Adds to sums [tokens, pitch], 16 columns, what a group of nibbles gives; corrections [tokens] are what its zero
 // point adds. `rows` point to the group's first activation.
 INLINE void few_nibbles(const uint8_t *packed, const int8_t *multipliers, int64_t stride, int half, int tokens,
-                        const char *const *rows, const int32_t *corrections, int32_t *sums) {
+                        const char *const *rows, const int32_t *corrections, int32_t *sums, int64_t pitch) {
     int32x4_t part[FEW][4];
     for (int i = 0; i < tokens; i++)
         for (int v = 0; v < 4; v++) part[i][v] = vdupq_n_s32(corrections[i]);
@@ -42,17 +41,17 @@ INLINE void few_nibbles(const uint8_t *packed, const int8_t *multipliers, int64_
                       vmovl_s16(vget_high_s16(right))};
     for (int i = 0; i < tokens; i++)
         for (int v = 0; v < 4; v++) {
-            int32_t *sum = sums + i * FEW_WIDTH + v * 4;
+            int32_t *sum = sums + i * pitch + v * 4;
             vst1q_s32(sum, vmlaq_s32(vld1q_s32(sum), part[i][v], m[v]));
         }
 }
 
 // The same for BYTE_ROWS rows of int8; rows so many further on are needed soon.
 INLINE void few_bytes(const int8_t *weights, int64_t stride, int64_t soon, int tokens, const char *const *rows,
-                      int32_t *sums) {
+                      int32_t *sums, int64_t pitch) {
     int32x4_t each[FEW][4];
     for (int i = 0; i < tokens; i++)
-        for (int v = 0; v < 4; v++) each[i][v] = vld1q_s32(sums + i * FEW_WIDTH + v * 4);
+        for (int v = 0; v < 4; v++) each[i][v] = vld1q_s32(sums + i * pitch + v * 4);
     for (int row = 0; row < BYTE_ROWS; row += 4) {
         int8x16_t four[4];
         load_four(weights + row * stride, stride, soon, four);
@@ -62,7 +61,7 @@ INLINE void few_bytes(const int8_t *weights, int64_t stride, int64_t soon, int t
         }
     }
     for (int i = 0; i < tokens; i++)
-        for (int v = 0; v < 4; v++) vst1q_s32(sums + i * FEW_WIDTH + v * 4, each[i][v]);
+        for (int v = 0; v < 4; v++) vst1q_s32(sums + i * pitch + v * 4, each[i][v]);
 }
 
 // What the zero point of nibbles adds to the products of `group` values.
@@ -72,34 +71,34 @@ INLINE int32_t correction_of(const char *row, int32_t group) {
     return -NIBBLE_ZERO * sum;
 }
 
-// Products of `tokens` rows (1 or 2) with `width` columns from `first` on, whole vectors of 32: sums
-// [tokens, FEW_WIDTH].
-INLINE void few_columns(const matrix *m, const char *const *rows, int tokens, int64_t first, int64_t width,
-                        int32_t *sums) {
+// Products of `tokens` rows (1 or 2) with rows `from` to `to` of a matrix, whole blocks unless it ends there, and
+// `width` columns from `column` on, whole vectors of 32: sums [tokens, pitch].
+INLINE void few_columns(const matrix *m, const char *const *rows, int tokens, int64_t from, int64_t to, int64_t column,
+                        int64_t width, int32_t *sums, int64_t pitch) {
     int64_t stride = m->columns, step = m->group ? m->group : BYTE_ROWS;
-    memset(sums, 0, (size_t)(tokens * FEW_WIDTH) * sizeof *sums);
+    for (int i = 0; i < tokens; i++) memset(sums + i * pitch, 0, (size_t)width * sizeof *sums);
     // Some rows of all columns, then the next: memory is read in stretches as long as a task is wide.
-    for (int64_t k = 0; k < m->rows; k += step) {
-        const char *from[FEW];
+    for (int64_t k = from; k < to; k += step) {
+        const char *x[FEW];
         int32_t corrections[FEW] = {0};
         for (int i = 0; i < tokens; i++) {
-            from[i] = rows[i] + k;
-            if (m->group) corrections[i] = correction_of(from[i], m->group);
+            x[i] = rows[i] + k;
+            if (m->group) corrections[i] = correction_of(x[i], m->group);
         }
         for (int64_t at = 0; at < width; at += 16) {
             if (m->group) {
-                const uint8_t *packed = m->weights + k / 2 * stride + first + at;
-                const int8_t *multipliers = m->multipliers + k / m->group * stride + first + at;
-                few_nibbles(packed, multipliers, stride, m->group / 2, tokens, from, corrections, sums + at);
+                const uint8_t *packed = m->weights + k / 2 * stride + column + at;
+                const int8_t *multipliers = m->multipliers + k / m->group * stride + column + at;
+                few_nibbles(packed, multipliers, stride, m->group / 2, tokens, x, corrections, sums + at, pitch);
                 continue;
             }
-            const int8_t *weights = (const int8_t *)m->weights + k * stride + first + at;
+            const int8_t *weights = (const int8_t *)m->weights + k * stride + column + at;
             int8_t last[BYTE_ROWS][16] = {0};
-            if (m->rows - k >= BYTE_ROWS) {
-                few_bytes(weights, stride, AHEAD, tokens, from, sums + at);
+            if (to - k >= BYTE_ROWS) {
+                few_bytes(weights, stride, AHEAD, tokens, x, sums + at, pitch);
             } else {
-                for (int64_t row = 0; row < m->rows - k; row++) memcpy(last[row], weights + row * stride, 16);
-                few_bytes(last[0], 16, 0, tokens, from, sums + at);
+                for (int64_t row = 0; row < to - k; row++) memcpy(last[row], weights + row * stride, 16);
+                few_bytes(last[0], 16, 0, tokens, x, sums + at, pitch);
             }
         }
     }

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
-from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,19 +42,27 @@ class _Matrix(ctypes.Structure):
     )
 
 
+class _Expert(ctypes.Structure):
+    """`expert` of few_products.h."""
+
+    _fields_ = (("gate", _Matrix), ("up", _Matrix), ("down", _Matrix))
+
+
 _MATRIX: Final = POINTER(_Matrix)
+_EXPERT: Final = POINTER(_Expert)
 _SIGNATURES: Final[Mapping[str, tuple[Any, ...]]] = {
     "kernel_runs_on": (c_int32, c_char_p),
     "kernel_open": (c_void_p, c_int32),
     "kernel_close": (None, c_void_p),
     "kernel_row_bytes": (c_int64, c_int32, c_int64),
     "kernel_quantise": (None, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p),
-    "kernel_product": (None, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, c_void_p),
+    "kernel_product": (c_int32, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, c_void_p),
+    "kernel_products": (c_int32, c_void_p, c_void_p, c_int64, POINTER(_MATRIX), POINTER(c_void_p)),
     "kernel_expert": (
         c_int32,
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, _MATRIX, _MATRIX),
-        *(c_float, c_void_p),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, _EXPERT, c_float, c_void_p),
     ),
+    "kernel_experts": (c_int32, c_void_p, c_void_p, c_int64, POINTER(_EXPERT), c_void_p, c_float, c_void_p),
     "kernel_norm": (None, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
     "kernel_rotate": (None, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p),
     "kernel_attend": (
@@ -138,7 +146,7 @@ class StoredMatrix:
         """N."""
         return int(self.weights.shape[1])
 
-    def _pointer(self, rows: int) -> Any:
+    def for_c(self, rows: int) -> _Matrix:
         """What C takes, for `rows` = K; valid as long as the matrix is."""
         stored = rows if self.multipliers is None else -(-rows // self.group) * self.group // 2
         assert self.weights.shape[0] == stored, (self.weights.shape, rows)
@@ -146,7 +154,33 @@ class StoredMatrix:
         weights = _address(self.weights, np.int8 if self.multipliers is None else np.uint8)
         assert self.bias is None or self.bias.shape == (self.columns,)
         vectors = _address(self.scale), None if self.bias is None else _address(self.bias)
-        return byref(_Matrix(weights, multipliers, *vectors, rows, self.columns, self.group))
+        return _Matrix(weights, multipliers, *vectors, rows, self.columns, self.group)
+
+
+class StoredExpert:
+    """The matrices of an expert, or of a dense block, ready for the kernel for as long as they lie where they do.
+
+    Args:
+        gate: matrix `[hidden, inner]`.
+        up: likewise.
+        down: matrix `[inner, hidden]`.
+
+    Attributes:
+        hidden: numbers in a row.
+        packed: whether gate and whether up are nibbles.
+    """
+
+    def __init__(self, gate: StoredMatrix, up: StoredMatrix, down: StoredMatrix):
+        assert gate.columns == up.columns
+        self.hidden, self.packed = down.columns, (bool(gate.group), bool(up.group))
+        self._matrices = gate, up, down  # which C reads
+        made = gate.for_c(self.hidden), up.for_c(self.hidden), down.for_c(gate.columns)
+        self.pointer = ctypes.pointer(_Expert(*made))
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Array], names: Sequence[str] = ("gate", "up", "down")) -> Self:
+        """The expert in the parts of a record, by the names of its matrices."""
+        return cls(*(StoredMatrix.of(name, parts) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +275,7 @@ class Kernel:
             _address(rows.data, np.uint8),
             _address(rows.scale),
             len(rows.scale),
-            matrix._pointer(rows.columns),
+            byref(matrix.for_c(rows.columns)),
             _address(y),
         )
         return y
@@ -252,7 +286,7 @@ class Kernel:
         up_rows: QuantisedRows,
         chosen: npt.NDArray[np.int64],
         shares: Floats,
-        matrices: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
+        expert: StoredExpert,
         limit: float | None,
         total: Floats,
     ) -> None:
@@ -263,19 +297,17 @@ class Kernel:
             up_rows: the same rows as up meets them.
             chosen: which of them, `[t]`, none twice.
             shares: what each counts, `[t]`.
-            matrices: gate, up and down.
+            expert: the expert.
             limit: of the activation `clamped-swiglu`; None for `silu`.
             total: f32 `[T, hidden]`, added to.
 
         Raises:
             LinkError: memory is wanting.
         """
-        gate, up, down = matrices
-        assert (rows.packed, up_rows.packed) == (bool(gate.group), bool(up.group))
+        assert (rows.packed, up_rows.packed) == expert.packed
+        assert rows.columns == up_rows.columns == expert.hidden
+        assert total.shape == (len(rows.scale), expert.hidden)
         assert len(up_rows.scale) == len(rows.scale)
-        assert gate.columns == up.columns
-        assert down.columns == total.shape[1]
-        assert len(rows.scale) == len(total)
         assert len(chosen) == len(shares)
         assert len(chosen) == 0 or 0 <= chosen.min() <= chosen.max() < len(total)
         self._call(
@@ -286,12 +318,33 @@ class Kernel:
             _address(chosen, np.int64),
             _address(shares),
             len(chosen),
-            gate._pointer(rows.columns),
-            up._pointer(up_rows.columns),
-            down._pointer(gate.columns),
+            expert.pointer,
             limit or 0.0,
             _address(total),
         )
+
+    def experts(
+        self, row: Floats, experts: Sequence[StoredExpert], shares: Floats, limit: float | None, out: Floats
+    ) -> None:
+        """What some experts make of one row, times their shares: what `add_expert` adds of each to zeros.
+
+        Args:
+            row: f32 `[1, hidden]`.
+            experts: n of them, whose gates are all nibbles or all int8, and so are the others.
+            shares: f32 `[n]`.
+            limit: of the activation `clamped-swiglu`; None for `silu`.
+            out: f32 `[n, hidden]`, overwritten.
+
+        Raises:
+            LinkError: memory is wanting.
+        """
+        count = len(experts)
+        assert shares.shape == (count,)
+        assert row.shape == (1, out.shape[1])
+        assert len(out) == count
+        assert all(each.hidden == out.shape[1] and each.packed == experts[0].packed for each in experts)
+        pointers = (_EXPERT * count)(*(each.pointer for each in experts))
+        self._call("kernel_experts", _address(row), count, pointers, _address(shares), limit or 0.0, _address(out))
 
     def norm(self, x: Floats, weight: Floats, epsilon: float, bias: Floats | None = None) -> Floats:
         """RMS norm of each row `[T, N]`, times weight `[N]`; or layer norm, if there is a bias `[N]`."""
@@ -371,4 +424,7 @@ def _address(array: Array, dtype: npt.DTypeLike = np.float32) -> int:
     """Where an array lies that C is to take as it is."""
     assert array.dtype == dtype, array.dtype
     assert array.flags.c_contiguous, (array.shape, array.strides)
-    return int(array.ctypes.data)
+    try:
+        return ctypes.addressof(c_char.from_buffer(array.data))  # three times as quick as asking the array
+    except (TypeError, ValueError):  # it is read-only, or empty
+        return int(array.ctypes.data)

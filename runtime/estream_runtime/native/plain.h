@@ -4,8 +4,7 @@
 #include "rows.h"
 
 enum { WIDTH = 32 };
-#define FEW 0 // no token rows are too few for a tile
-#define FEW_WIDTH WIDTH
+#define FEW 2 // most token rows for which nothing is made ready
 
 // A block of a matrix, made ready: the int8 weights it stands for, row-major.
 typedef struct {
@@ -48,5 +47,30 @@ static void multiply(const tile *t, int32_t group, const char *const *rows, int6
         int32_t *sum = sums + token * WIDTH;
         for (int64_t row = 0; row < count; row++)
             for (int n = 0; n < WIDTH; n++) sum[n] += x[row] * t->weights[row][n];
+    }
+}
+
+// Products of `tokens` rows (1 or 2) with rows `from` to `to` of a matrix, and `width` columns from `column` on: sums
+// [tokens, pitch].
+static void few_columns(const matrix *m, const char *const *rows, int tokens, int64_t from, int64_t to, int64_t column,
+                        int64_t width, int32_t *sums, int64_t pitch) {
+    int64_t half = m->group / 2;
+    for (int i = 0; i < tokens; i++) {
+        const int8_t *x = (const int8_t *)rows[i];
+        int32_t *sum = sums + i * pitch;
+        memset(sum, 0, (size_t)width * sizeof *sum);
+        for (int64_t k = from; k < to; k++) {
+            if (!m->group) {
+                const int8_t *w = (const int8_t *)m->weights + k * m->columns + column;
+                for (int64_t n = 0; n < width; n++) sum[n] += x[k] * w[n];
+                continue;
+            }
+            int64_t group = k / m->group, row = k % m->group;
+            const uint8_t *packed = m->weights + (group * half + row % half) * m->columns + column;
+            const int8_t *multipliers = m->multipliers + group * m->columns + column;
+            int shift = row < half ? 0 : 4;
+            for (int64_t n = 0; n < width; n++)
+                sum[n] += x[k] * (((packed[n] >> shift & 15) - NIBBLE_ZERO) * multipliers[n]);
+        }
     }
 }

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "rows.h"
+
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
 #elif defined(__aarch64__)
@@ -50,6 +52,16 @@ typedef struct {
 
 // Memory of one thread's own, of the size that the pool was opened with.
 static void *scratch_of(const pool *p, int thread) { return p->scratch + p->scratch_bytes * (size_t)thread; }
+
+// Passes the time until others have done something, which takes little time unless they do not run.
+INLINE void wait_a_little(int *spin) {
+    if (*spin == SPINS) {
+        sched_yield();
+        return;
+    }
+    PAUSE();
+    ++*spin;
+}
 
 static void take_tasks(pool *p, int thread) {
     for (int64_t task; (task = atomic_fetch_add(&p->next, 1)) < p->count;) p->function(p->call, task, thread);
@@ -97,14 +109,7 @@ static void run_tasks(pool *p, task_function *function, const void *call, int64_
         next_round(p);
     }
     take_tasks(p, 0);
-    for (int spin = 0; together && atomic_load(&p->busy);) {
-        if (spin == SPINS) {
-            sched_yield();
-            continue;
-        }
-        PAUSE();
-        spin++;
-    }
+    for (int spin = 0; together && atomic_load(&p->busy);) wait_a_little(&spin);
 }
 
 static void close_pool(pool *p) {

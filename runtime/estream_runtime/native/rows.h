@@ -13,6 +13,7 @@ enum {
     BYTE_ROWS = 16,    // rows of int8 are made ready so many at a time
     TOKENS = 256,      // token rows that make use of a block at a time
     AHEAD = 16,        // rows of a matrix by which memory is asked ahead: processors do not look a row ahead themselves
+    FEW_ROWS = 16,     // rows of bytes that few token rows meet at a time, see few.h
     ROW_ALIGNMENT = 64 // quantised rows are padded with zeros to this many values
 };
 

@@ -199,3 +199,38 @@ def test_an_expert_without_tokens_adds_nothing(drivers: DriverFactory) -> None:
     with drivers(Build("plain")) as driver:
         y = driver.expert(total, [], no_shares, make_expert(70, 50, 32, 32, random), total, 2)
     np.testing.assert_array_equal(y, total)
+
+
+@pytest.mark.parametrize("limit", [0, 700.0])
+@pytest.mark.parametrize("groups", [(0, 0, 32), (32, 32, 64), (64, 0, 32), (32, 64, 0)])
+def test_experts_of_one_row_give_what_each_adds_to_zeros(
+    driver: Driver, groups: tuple[int, int, int], limit: float
+) -> None:
+    """Of any sizes, and so large that a matrix is made in several parts."""
+    random = np.random.default_rng(sum(groups))
+    for hidden, inner in ((1, 1), (37, 45), (96, 64), (530, 1040)):
+        x = token_rows(["normal"], 1, hidden, random)
+        experts = [expert_of(hidden, inner, groups, random) for _ in range(3)]
+        experts[1] = biased(experts[1], random)
+        shares, nothing = random.uniform(0, 1, 3).astype(np.float32), np.zeros_like(x)
+        expected = [
+            driver.expert(x, [0], shares[each : each + 1], expert, nothing, limit=limit)[0]
+            for each, expert in enumerate(experts)
+        ]
+        for threads in (1, 3):
+            np.testing.assert_array_equal(driver.experts(x[0], shares, experts, threads, limit), expected)
+        np.testing.assert_array_equal(driver.experts(x[0], shares[2:], experts[2:], 2, limit), expected[2:])
+
+
+def expert_of(hidden: int, inner: int, groups: tuple[int, int, int], random: np.random.Generator) -> Expert:
+    """An expert whose matrices are stored in any ways."""
+    gate, _, down = make_expert(hidden, inner, groups[0], groups[2], random)
+    return gate, stored_matrix("any", hidden, inner, groups[1], random), down
+
+
+def test_a_row_that_is_not_finite_spoils_all_experts(driver: Driver) -> None:
+    random = np.random.default_rng(0)
+    row = token_rows(["normal"], 1, 70, random)[0]
+    row[11] = np.nan
+    experts = [make_expert(70, 50, 32, 32, random) for _ in range(2)]
+    assert not np.isfinite(driver.experts(row, np.ones(2, np.float32), experts, 2)).any()

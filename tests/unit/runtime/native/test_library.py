@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from estream_runtime.native import library
-from estream_runtime.native.library import Kernel, StoredMatrix, paths_here
+from estream_runtime.native.library import Kernel, StoredExpert, StoredMatrix, paths_here
 from estream_runtime.native.paths import PATHS
 from estream_spec.errors import LinkError
 from estream_spec.weights import Floats, expand_nibbles, integer_product, pack_nibbles, quantise_activations
@@ -53,7 +53,7 @@ def test_an_expert_takes_matrices_of_any_kinds(kernel: Kernel, groups: tuple[int
     x, total = RANDOM.standard_normal((5, ROWS)).astype(np.float32), np.ones((5, ROWS), np.float32)
     chosen, shares = np.array([4, 1]), np.array([0.25, 2], np.float32)
     rows, up_rows = (kernel.quantise(x, bool(group)) for group in groups)
-    kernel.add_expert(rows, up_rows, chosen, shares, (gate, up, down), None, total)
+    kernel.add_expert(rows, up_rows, chosen, shares, StoredExpert(gate, up, down), None, total)
 
     def product(x: Floats, weights: library.Array, matrix: StoredMatrix) -> Floats:
         return integer_product(*quantise_activations(x), weights, matrix.scale)

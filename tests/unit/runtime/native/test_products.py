@@ -49,6 +49,19 @@ def test_matrices_of_many_blocks_and_strips_are_multiplied(driver: Driver, group
         check(driver, x[:tokens], matrix, threads)
 
 
+@pytest.mark.parametrize("groups", [(0, 0, 0), (32, 64, 32), (0, 32, 64)])
+def test_one_row_is_multiplied_with_several_matrices_at_once(driver: Driver, groups: tuple[int, int, int]) -> None:
+    """Matrices of any widths, one so large that it is made in parts beside and below each other."""
+    random = np.random.default_rng(sum(groups))
+    x = token_rows(["normal"], 1, 520, random)
+    matrices = [
+        stored_matrix("any", 520, columns, group, random) for columns, group in zip((33, 2100, 64), groups, strict=True)
+    ]
+    for threads in (1, 3):
+        for found, matrix in zip(driver.products(x[0], matrices, threads), matrices, strict=True):
+            np.testing.assert_array_equal(found, reference(x, matrix)[1][0])
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 5, 20])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_gives_no_finite_product_and_leaves_the_others(
