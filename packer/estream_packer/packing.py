@@ -153,7 +153,7 @@ def write_package(
     for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
         if document:
             writer.add(section_type, document, compress=True)
-    programs = programs_for(ExpertShape.of(plan.model, experts), plan.device_configuration)
+    programs = programs_for(ExpertShape.of(plan.model, experts), plan.device_configuration, predicts=False)
     for number, program in enumerate(programs):
         writer.add(SectionType.SCHEDULE, program.encode(), number, compress=True)
     manifest = Manifest(

@@ -7,21 +7,30 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from estream_loader import Package
+from estream_spec.decode_compiler import compile_decode
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.schedule import POLICIES_BY_NAME, POLICY_NAMES, ExpertShape, Phase, Policy, Program, disassemble
 from estream_spec.schedule_compiler import compile_program
 from estream_spec.schedule_verifier import verify_program
 
 
-def programs_for(shape: ExpertShape, choice: DeviceConfiguration) -> tuple[Program, ...]:
-    """The programs that a package gets for a device configuration: one, or to load and to prefill a resident one.
+def programs_for(shape: ExpertShape, choice: DeviceConfiguration, *, predicts: bool) -> tuple[Program, ...]:
+    """The programs that a package gets for a device configuration.
+
+    One to prefill, and before it one to load if that one is resident. Behind them one to decode in the same arena, if
+    that has room for the experts that a token needs at one time.
+
+    Args:
+        shape: experts and record lengths of the model.
+        choice: the device configuration.
+        predicts: whether there is something to predict experts with.
 
     Raises:
         LinkError: the arena has no room for the banks, or there are too many groups.
     """
     policy = POLICIES_BY_NAME[choice.policy]
     phases = (Phase.LOAD, Phase.PREFILL) if policy == Policy.RESIDENT else (Phase.PREFILL,)
-    return tuple(
+    prefill = [
         compile_program(
             shape,
             arena_bytes=choice.arena_bytes,
@@ -31,7 +40,12 @@ def programs_for(shape: ExpertShape, choice: DeviceConfiguration) -> tuple[Progr
             phase=phase,
         )
         for phase in phases
-    )
+    ]
+    slots = choice.arena_bytes // shape.bank_bytes(1)
+    if slots < max(shape.top_k):
+        return tuple(prefill)
+    reading = Policy.PRE_ROUTING if predicts else Policy.POST_ROUTING
+    return *prefill, compile_decode(shape, arena_bytes=choice.arena_bytes, slots=slots, policy=reading)
 
 
 class ScheduleSummary(Struct, frozen=True, kw_only=True):
@@ -39,7 +53,7 @@ class ScheduleSummary(Struct, frozen=True, kw_only=True):
 
     Attributes:
         section: id of its section.
-        phase: `load` or `prefill`.
+        phase: `load`, `prefill` or `decode`.
         policy: when it reads, such as `pre-routing`.
         configurations: names of the device configurations that it is for.
         arena_bytes: memory for experts.
@@ -48,9 +62,10 @@ class ScheduleSummary(Struct, frozen=True, kw_only=True):
         banks: banks it needs.
         instructions: how many it has.
         peak_bytes: most of the arena in use at one time.
-        groups_read: groups it reads where routing leaves none out.
+        groups_read: groups it reads where routing leaves none out; to decode, the most experts that a token reads.
         bytes_read: their bytes.
         furthest_ahead: most groups read ahead.
+        groups_kept: most groups that stay in the arena for the next run.
     """
 
     section: int
@@ -66,6 +81,7 @@ class ScheduleSummary(Struct, frozen=True, kw_only=True):
     groups_read: int
     bytes_read: int
     furthest_ahead: int
+    groups_kept: int
 
 
 class ScheduleListing(ScheduleSummary, frozen=True, kw_only=True):
@@ -103,6 +119,7 @@ def list_schedules(package: Package) -> Iterator[ScheduleListing]:
             groups_read=proof.groups_read,
             bytes_read=proof.bytes_read,
             furthest_ahead=proof.furthest_ahead,
+            groups_kept=proof.groups_kept,
             proof=tuple(proof.lines()),
             assembly=tuple(disassemble(program).splitlines()),
         )

@@ -50,8 +50,8 @@ MAX_LANES: Final = 64
 """Reads outstanding at a time. Storage gains nothing from more."""
 MAX_SIGNATURES: Final = 16
 """Each may cost a reader one verification for each key it requires."""
-MAX_SCHEDULES: Final = 256
-"""Programs: for each device configuration there can be, one to load and one to run."""
+MAX_SCHEDULES: Final = 384
+"""Programs: for each device configuration there can be, one to load, one to prefill and one to decode."""
 MAX_INSTRUCTIONS: Final = 1 << 18
 """In one program: bounds what it takes to verify it. Some 65,000 groups."""
 MAX_EXTENSIONS: Final = 64

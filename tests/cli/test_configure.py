@@ -242,27 +242,40 @@ def test_faults_are_refused(package: Path, tmp_path: Path, pack: Pack) -> None:
 
 
 def schedules(path: Path) -> list[tuple[int, int, int, int]]:
-    """Section id and sizes of each program."""
+    """Section id and sizes of each program that prefills."""
     with open_package(path) as package:
         return [
             (entry.id, each.arena_bytes, each.group_size, each.prefetch_depth)
             for entry, each in package.schedules.items()
+            if each.phase == Phase.PREFILL
+        ]
+
+
+def decoding(path: Path) -> list[tuple[int, int, int]]:
+    """Section id, arena and banks of each program that decodes."""
+    with open_package(path) as package:
+        return [
+            (entry.id, each.arena_bytes, each.bank_count)
+            for entry, each in package.schedules.items()
+            if each.phase == Phase.DECODE
         ]
 
 
 def test_a_program_comes_with_the_configuration_and_goes_with_it(package: Path, pack: Pack) -> None:
     assert pack("configure", package, "--name", "phone", *SIZES)[0] == 0
     assert pack("configure", package, "--name", "tablet", "--arena", "64K", *SIZES[2:])[0] == 0
-    assert schedules(package) == [(0, 1 << 20, 2, 1), (1, 1 << 16, 2, 1)]
+    both = [(0, 1 << 20, 2, 1), (2, 1 << 16, 2, 1)], [(1, 1 << 20, 6), (3, 1 << 16, 6)]
+    assert (schedules(package), decoding(package)) == both
     pack("configure", package, "--name", "other", *SIZES)
-    assert schedules(package) == [(0, 1 << 20, 2, 1), (1, 1 << 16, 2, 1)]
+    assert (schedules(package), decoding(package)) == both
     pack("configure", package, "--name", "phone", "--remove")
-    assert schedules(package) == [(0, 1 << 20, 2, 1), (1, 1 << 16, 2, 1)]
+    assert (schedules(package), decoding(package)) == both
     pack("configure", package, "--name", "other", "--arena", "2M", *SIZES[2:])
-    assert sorted(schedules(package)) == [(0, 2 << 20, 2, 1), (1, 1 << 16, 2, 1)]
+    assert sorted(schedules(package)) == [(0, 2 << 20, 2, 1), (2, 1 << 16, 2, 1)]
+    assert sorted(decoding(package)) == [(1, 2 << 20, 6), (3, 1 << 16, 6)]
     pack("configure", package, "--name", "other", "--remove")
     pack("configure", package, "--name", "tablet", "--remove")
-    assert schedules(package) == []
+    assert (schedules(package), decoding(package)) == ([], [])
     assert pack("validate", package)[1] == "valid structure; weights are not read\n"
 
 
@@ -273,21 +286,39 @@ def test_a_program_of_a_configuration_in_the_manifest_stays(built: Built, tmp_pa
         [generic] = package.device_configurations
     sizes = "--arena", generic.arena_bytes, "--group-size", generic.group_size
     pack("configure", path, "--name", "same", *sizes, "--prefetch-depth", generic.prefetch_depth)
-    assert len(schedules(path)) == 1
+    assert len(schedules(path)) == len(decoding(path)) == 1
     pack("configure", path, "--name", "same", "--remove")
-    assert len(schedules(path)) == 1
+    assert len(schedules(path)) == len(decoding(path)) == 1
+
+
+def test_configurations_of_one_arena_share_a_program_to_decode(package: Path, pack: Pack) -> None:
+    pack("configure", package, "--name", "phone", *SIZES)
+    pack("configure", package, "--name", "tablet", *SIZES[:2], "--group-size", "1", "--prefetch-depth", "0")
+    assert sorted(schedules(package)) == [(0, 1 << 20, 2, 1), (2, 1 << 20, 1, 0)]
+    listed = json.loads(pack("inspect", package, "--json")[1])["schedules"]
+    assert [each["configurations"] for each in listed if each["phase"] == "decode"] == [["tablet", "phone"]]
+    pack("configure", package, "--name", "phone", *SIZES[:2], "--group-size", "3", "--prefetch-depth", "0")
+    assert decoding(package) == [(1, 1 << 20, 6)]
+    pack("configure", package, "--name", "phone", "--remove")
+    assert decoding(package) == [(1, 1 << 20, 6)]
+
+
+def test_an_arena_too_small_for_a_token_has_no_program_to_decode(package: Path, pack: Pack) -> None:
+    sizes = "--arena", "4K", "--group-size", "1", "--prefetch-depth", "0"
+    pack("configure", package, "--name", "phone", *sizes)
+    assert (len(schedules(package)), decoding(package)) == (1, [])
 
 
 def test_no_more_programs_than_the_format_allows(package: Path, pack: Pack) -> None:
     draft = Draft()
     with open_package(draft.seal()) as opened:
-        data = programs_for(opened.expert_shape, opened.device_configurations[0])[0].encode()
-    draft.sections += [Section(SectionType.SCHEDULE, data, id=number) for number in range(256)]
+        data = programs_for(opened.expert_shape, opened.device_configurations[0], predicts=False)[0].encode()
+    draft.sections += [Section(SectionType.SCHEDULE, data, id=number) for number in range(384)]
     package.write_bytes(draft.seal())
     before = package.read_bytes()
     status, _, err = pack("configure", package, "--name", "phone", *SIZES)
     assert status == 1
-    assert "package has 256 schedules, the limit is 256" in err
+    assert "package has 384 schedules, the limit is 384" in err
     assert package.read_bytes() == before
 
 
@@ -299,11 +330,15 @@ def test_lanes_and_policy(package: Path, pack: Pack) -> None:
     [phone], [generic] = listed["local_device_configurations"], listed["device_configurations"]
     assert (phone["lanes"], phone["policy"], phone["prompt_tokens"]) == (3, "post-routing", 0)
     assert (generic["lanes"], generic["policy"], generic["prompt_tokens"]) == (2, "pre-routing", 0)
-    assert [(each["policy"], each["configurations"]) for each in listed["schedules"]] == [("post-routing", ["phone"])]
+    prefill, decode = listed["schedules"]
+    assert (prefill["phase"], prefill["policy"], prefill["configurations"]) == ("prefill", "post-routing", ["phone"])
+    assert (decode["phase"], decode["policy"], decode["configurations"]) == ("decode", "post-routing", ["phone"])
     pack("configure", package, "--name", "phone", *SIZES)
-    assert [each["policy"] for each in json.loads(pack("inspect", package, "--json")[1])["schedules"]] == [
-        "pre-routing"
-    ]
+    listed = json.loads(pack("inspect", package, "--json")[1])
+    assert {each["phase"]: each["policy"] for each in listed["schedules"]} == {
+        "prefill": "pre-routing",
+        "decode": "post-routing",
+    }
 
 
 def test_a_resident_configuration_has_a_program_to_load(package: Path, pack: Pack) -> None:
@@ -321,6 +356,7 @@ def test_a_resident_configuration_has_a_program_to_load(package: Path, pack: Pac
     assert [(each["phase"], each["policy"]) for each in listed["schedules"]] == [
         ("load", "resident"),
         ("prefill", "resident"),
+        ("decode", "post-routing"),
     ]
     assert pack("validate", package)[0] == 0
     pack("configure", package, "--name", "phone", "--remove")

@@ -42,7 +42,8 @@ def test_same_signed_content_with_what_was_added(first: Path, other: Path, pack:
     other.write_bytes(first.read_bytes())
     sizes = "--arena", "1M", "--group-size", "2", "--prefetch-depth"
     pack("configure", other, "--name", "phone", *sizes, "1")
-    added = "schedule 0: only in the second", "device configuration 0: only in the second"
+    names = "schedule 0", "schedule 1", "device configuration 0"
+    added = [f"{name}: only in the second" for name in names]
     assert pack("diff", first, other).out.splitlines() == [
         "same signed content",
         "",
@@ -165,7 +166,7 @@ def test_other_encoding(built: Built, pack: Pack) -> None:
         ("experts of layer 0", 12, {}),
         ("experts of layer 1", 12, {}),
     ]
-    assert found["sections"] == {"schedule 0": "differs"}
+    assert found["sections"] == {"schedule 0": "differs", "schedule 1": "differs"}
     assert "experts of layer 0: 12 of 12 differ, stored differently" in pack("diff", built(), built(experts="w8"))[1]
 
 

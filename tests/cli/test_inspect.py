@@ -175,12 +175,15 @@ def test_missing_and_faulty_files(tmp_path: Path, pack: Pack) -> None:
 def test_a_built_package_has_a_program_for_its_configuration(built: Built, pack: Pack) -> None:
     path = built()
     found = json.loads(pack("inspect", path, "--json")[1])
-    [program] = found["schedules"]
+    program, decoding = found["schedules"]
     [generic] = found["device_configurations"]
     assert (program["phase"], program["policy"], program["configurations"]) == ("prefill", "pre-routing", ["generic"])
     sizes = "arena_bytes", "group_size", "prefetch_depth"
     assert [program[each] for each in sizes] == [generic[each] for each in sizes]
     assert program["peak_bytes"] <= program["arena_bytes"]
+    assert (decoding["section"], decoding["phase"], decoding["policy"]) == (1, "decode", "post-routing")
+    assert (decoding["arena_bytes"], decoding["configurations"]) == (generic["arena_bytes"], ["generic"])
+    assert decoding["groups_kept"] == decoding["banks"] == decoding["prefetch_depth"] + 1
     assert found["summary"]["space"]["schedules"] > 0
     out = pack("inspect", path)[1]
     assert "schedule 0" in out
@@ -199,10 +202,15 @@ def test_programs_are_shown_with_their_proof(built: Built, pack: Pack) -> None:
     assert lines[4].startswith("; prefill, pre-routing: groups of ")
     assert lines[5].split() == ["0", "FILL", "layer", "0", "group", "0", "bank", "0"]
     assert lines[-1].split()[1:] == ["HALT"]
-    [listing] = json.loads(pack("inspect", path, "--schedule", "--json")[1])
-    assert ["; " + line for line in listing["proof"]] == lines[1:4]
-    assert listing["assembly"] == lines[4:]
-    assert listing["instructions"] == len(lines) - 5
+    between = lines.index("")
+    assert lines[between + 1] == "; schedule 1, for 'generic'"
+    assert lines[between + 2].startswith("; proven: decode, post-routing, ")
+    assert lines[between + 5].startswith("; decode, post-routing: ")
+    prefill, decoding = json.loads(pack("inspect", path, "--schedule", "--json")[1])
+    for listing, shown in ((prefill, lines[:between]), (decoding, lines[between + 1 :])):
+        assert ["; " + line for line in listing["proof"]] == shown[1:4]
+        assert listing["assembly"] == shown[4:]
+        assert listing["instructions"] == len(shown) - 5
 
 
 def test_programs_that_are_for_nothing_or_not_there(tmp_path: Path, pack: Pack) -> None:
@@ -212,7 +220,7 @@ def test_programs_that_are_for_nothing_or_not_there(tmp_path: Path, pack: Pack) 
     assert pack("inspect", path, "--schedule") == (0, "no schedules: readers make their own\n", "")
     with open_package(path) as package:
         choice = replace(package.device_configurations[0], arena_bytes=1 << 30)
-        [program] = programs_for(package.expert_shape, choice)
+        program = programs_for(package.expert_shape, choice, predicts=False)[0]
     draft.sections += [Section(SectionType.SCHEDULE, program.encode(), id=number) for number in (0, 5)]
     path.write_bytes(draft.seal())
     out = pack("inspect", path, "--schedule")[1]

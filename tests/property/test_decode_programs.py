@@ -59,6 +59,12 @@ class Simulator:
     def __init__(self, program: Program, shape: ExpertShape, *, late: bool, random: Random):
         self.program, self.shape, self.late, self.random = program, shape, late, random
         self.banks = [Bank() for _ in range(program.bank_count)]
+        self.routing, self.value = Routing(), list[object]()
+        # The layers whose experts are ranked, read ahead and asked for.
+        self.ranked: int | None = None
+        self.predicted: int | None = None
+        self.asked: int | None = None
+        self.computed, self.halted = set[int](), False
         self._fill_shares()
 
     def _fill_shares(self) -> None:
@@ -72,7 +78,7 @@ class Simulator:
     def decode(self, routing: Routing) -> None:
         """One token, compared with what the model computes."""
         self.routing, self.value = routing, list[object]()
-        self.predicted = self.ranked = self.asked = None
+        self.ranked = self.predicted = self.asked = None
         self.computed, self.halted = set[int](), False
         for instruction in self.program.instructions:
             if self.halted:
@@ -254,8 +260,8 @@ def programs(draw: st.DrawFn) -> tuple[ExpertShape, Program]:
 @st.composite
 def tokens(draw: st.DrawFn, shape: ExpertShape) -> list[Routing]:
     layers = list(zip(shape.counts, shape.top_k, strict=True))
-    one = [st.permutations(range(count)).map(lambda each, top_k=top_k: set(each[:top_k])) for count, top_k in layers]
-    return [list(each) for each in draw(st.lists(st.tuples(*one), min_size=3, max_size=3))]
+    orders = st.tuples(*(st.permutations(range(count)) for count, _ in layers))
+    return [[set(order[:top_k]) for order, (_, top_k) in zip(draw(orders), layers, strict=True)] for _ in range(3)]
 
 
 @settings(max_examples=100, deadline=None)

@@ -118,6 +118,7 @@ def changed(edits: Mapping[int, str]) -> Sealed:
     return scheduled(made)
 
 
+_edits: Mapping[int, str]
 for _name, _about, _edits in (
     ("prefetch_behind_attend", "It reads ahead when the layer has attended.", {2: "ATTEND 0", 3: "PREFETCH 0 1"}),
     ("predict_alone", "It predicts, and reads nothing ahead.", {2: "", 16: ""}),

@@ -159,13 +159,13 @@ def compressed_program() -> Sealed:
 
 
 @accepted(base=WITHOUT, committed=False)
-def programs_256() -> Sealed:
+def programs_384() -> Sealed:
     """There are as many programs as may be."""
     return scheduled(*[on_demand(group=3)] * MAX_SCHEDULES)
 
 
-@refused("EMOE-SEC-017", base="programs_256")
-def programs_257() -> Sealed:
+@refused("EMOE-SEC-017", base="programs_384")
+def programs_385() -> Sealed:
     """There is one program more than may be; each is right."""
     return scheduled(*[on_demand(group=3)] * (MAX_SCHEDULES + 1))
 

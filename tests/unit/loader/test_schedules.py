@@ -135,7 +135,7 @@ def test_no_more_than_the_limit() -> None:
     data = [section(GOOD.encode(), number) for number in range(MAX_SCHEDULES + 1)]
     with open_package(added(*data[:-1])) as package:
         assert len(package.schedules) == MAX_SCHEDULES
-    with pytest.raises(LimitError, match=r"257 SCHEDULE sections, the limit is 256.*\[EMOE-SEC-017\]"):
+    with pytest.raises(LimitError, match=r"385 SCHEDULE sections, the limit is 384.*\[EMOE-SEC-017\]"):
         open_package(added(*data))
 
 

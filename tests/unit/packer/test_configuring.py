@@ -71,14 +71,17 @@ def test_configurations_are_listed_shortest_first_and_share_programs() -> None:
     with open_package(Draft().seal()) as package:
         found, programs = added(package, choices)
     assert found == choices
-    assert [each.policy for each in programs] == [Policy.ON_DEMAND, Policy.POST_ROUTING, Policy.PRE_ROUTING]
+    prefill = [each for each in programs if each.phase == Phase.PREFILL]
+    assert [each.policy for each in prefill] == [Policy.ON_DEMAND, Policy.POST_ROUTING, Policy.PRE_ROUTING]
+    [decode] = [each for each in programs if each.phase == Phase.DECODE]
+    assert (decode.arena_bytes, decode.bank_count) == (2 * RECORD, 2)
     assert all(any(program.matches(choice) for program in programs) for choice in choices)
 
 
 def test_a_resident_one_is_loaded_by_a_program_of_its_own() -> None:
     with open_package(Draft().seal()) as package:
         _, programs = added(package, planned_configurations("phone", [plan(64, "resident", 3, 1)]))
-    assert [each.phase for each in programs] == [Phase.LOAD, Phase.PREFILL]
+    assert [each.phase for each in programs] == [Phase.LOAD, Phase.PREFILL, Phase.DECODE]
 
 
 def test_more_configurations_than_there_is_room_for() -> None:

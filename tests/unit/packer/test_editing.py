@@ -76,16 +76,16 @@ SEVERAL = (
         name="phone", arena_bytes=1 << 20, group_size=3, prefetch_depth=1, policy="resident", prompt_tokens=8
     ),
 )
-"""A device that has other programs for three lengths of the prompt, four in all."""
+"""A device that has other programs for three lengths of the prompt, and two of them have one to decode in common."""
 
 
 def configured(choices: Sequence[DeviceConfiguration]) -> Content:
     """What configuring a device makes of the package: the configurations have programs, and the first is the latest."""
     with open_package(OLD) as package:
-        programs = [each for choice in choices for each in programs_for(package.expert_shape, choice)]
+        programs = [each for choice in choices for each in programs_for(package.expert_shape, choice, predicts=False)]
     return {
         **content(OLD),
-        **{(SectionType.SCHEDULE, number): each.encode() for number, each in enumerate(programs)},
+        **{(SectionType.SCHEDULE, number): each.encode() for number, each in enumerate(dict.fromkeys(programs))},
         **{(SectionType.DEVICE_CONFIGURATION, n): encode(each) for n, each in enumerate(reversed(choices))},
     }
 
