@@ -72,7 +72,7 @@ def test_it_is_shown(package: Path, file: Path, tmp_path: Path, pack: Pack) -> N
     assert row == ["by", "tests", "2", "1,000", "50.00%", "1.50", f"{file.stat().st_size:,}"]
     page = tmp_path / "page.html"
     assert pack("inspect", package, "--html", page).code == 0
-    assert "Prefetch router" in Page(page.read_text("utf-8")).text
+    assert "Prefetch router" in Page(page.read_text("utf-8")).text()
 
 
 def test_a_package_without_one_shows_none(built: Built, pack: Pack) -> None:
@@ -98,7 +98,7 @@ def test_packages_with_and_without_one_have_the_same_content(
 
 def test_a_signature_covers_it(package: Path, tmp_path: Path, pack: Pack) -> None:
     key = tmp_path / "vendor"
-    assert pack("keygen", key).code == 0
+    assert pack("keygen", "-o", key).code == 0
     assert pack("sign", package, "--key", key).code == 0
     assert pack("verify", package, "--key", f"{key}.pub").code == 0
     with open_package(package) as opened:
