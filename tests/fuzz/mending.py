@@ -36,16 +36,17 @@ def mend_container(data: bytes) -> bytes:
 
 def mend_manifest(data: bytes) -> bytes:
     """The canonical encoding of what the document says, if it says anything."""
-    try:
-        return encode(msgspec.msgpack.decode(data, type=Manifest))
-    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
-        return data
+    return _canonical(data, Manifest)
 
 
 def mend_prefetch_router(data: bytes) -> bytes:
-    """The canonical encoding of what the document says, if it says anything."""
+    """The same of what stands behind a prefetch router's magic."""
+    return _canonical(data, PrefetchRouter)
+
+
+def _canonical(data: bytes, kind: type[msgspec.Struct]) -> bytes:
     try:
-        return encode(msgspec.msgpack.decode(data, type=PrefetchRouter))
+        return encode(msgspec.msgpack.decode(data, type=kind))
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
         return data
 
