@@ -41,6 +41,7 @@ from estream_packer.packing import (
     write_package,
 )
 from estream_packer.plan import Plan, plan_package
+from estream_packer.prefetching import PrefetchFile, Subject, check_prefetch_file, read_prefetch_file
 from estream_packer.recipe import BuildOptions, check_options
 from estream_packer.remote import Location
 from estream_packer.writer import PackageWriter, check_output, check_space, scratch_folder
@@ -106,6 +107,7 @@ def build(
 
     Raises:
         PackError: the checkpoint, the options or the output is refused, or a graph that was compiled.
+        FormatError: the prefetch router is at fault, or for another checkpoint.
         StoppedError: workers failed, the disk is full, or what is not on this machine can no longer be reached.
         LinkError: there are targets, and their compiler or simulator does not run here.
         TrapError: calibration met a value that is not finite.
@@ -114,7 +116,7 @@ def build(
     options, progress = options or BuildOptions(), progress or Quiet()
     check_options(options)
     check_output(output)
-    text = _calibration_text(options, output)
+    text, prefetch = _calibration_text(options, output), _prefetch_file(options, output)
     chips = _chips(options)
     # The checkpoint is closed before the workers are awaited, which ends a long read when the build fails.
     with (
@@ -132,15 +134,18 @@ def build(
         plan = plan_package(weights.model, options)
         documents = checkpoint.tokenizer or b"", _utf8(checkpoint.chat_template or "", "chat template")
         graphs = build_graphs(plan)
+        sources = background.submit(checkpoint.sources)
+        if prefetch is not None:
+            subject = Subject(plan.model, Provenance(writer=WRITER, sources=sources.result()))
+            check_prefetch_file(prefetch, subject, weights.layers, checkpoint)
         calibration = None if text is None else _calibrated(source, output, options, text, progress, executor)
         targets = _compiled(plan, chips)
-        sources = background.submit(checkpoint.sources)
         source_bytes = sum(each.length for each in weights.sources())
         progress.begin("packing", source_bytes)
         tasks = _tasks(checkpoint, weights, plan, calibration, shared=workers.shared)
         ranges = (*plan.dense, *plan.experts)
         lengths = [(each.record_length, plan.layout(each).payload_length) for each in ranges for _ in range(each.count)]
-        binding = _binding(checkpoint, weights, options, plan, calibration)
+        binding = _binding(checkpoint, weights, options, plan, calibration, prefetch)
         with (
             _told_together(checkpoint, weights),
             PackageWriter(output, options.page_shift, binding) as writer,
@@ -159,6 +164,7 @@ def build(
                 ),
                 documents=documents,
                 targets=targets,
+                prefetch=b"" if prefetch is None else prefetch.data,
             )
             # Weights and digests are read apart; only of files that stood still do they speak of the same bytes.
             checkpoint.check_unchanged()
@@ -234,16 +240,23 @@ def _utf8(text: str, what: str) -> bytes:
 
 
 def _binding(
-    checkpoint: Checkpoint, weights: WeightSources, options: BuildOptions, plan: Plan, calibration: Calibration | None
+    checkpoint: Checkpoint,
+    weights: WeightSources,
+    options: BuildOptions,
+    plan: Plan,
+    calibration: Calibration | None,
+    prefetch: PrefetchFile | None,
 ) -> bytes | None:
-    """Digest of all that decides the bytes of records: only what has the same is ever gone on from.
+    """Digest of what decides the bytes of records, and of the prefetch router: only what has the same is gone on from.
 
     None where the checkpoint cannot be told from another one: then nothing is.
     """
     identity = checkpoint.identity()
     if identity is None:
         return None
-    chosen = msgspec.msgpack.encode((msgspec.structs.replace(options, jobs=None, calibration=None), plan.layouts))
+    placeless = msgspec.structs.replace(options, jobs=None, calibration=None, prefetch=None)
+    router = b"" if prefetch is None else prefetch.digest
+    chosen = msgspec.msgpack.encode((placeless, plan.layouts, router))
     digest = sha256(b"\0".join((VERSIONS.encode(), identity, chosen)))
     for record_range, sources, importance in _makings(weights, plan, calibration):
         digest.update(repr((record_range, sorted(sources.items()), sorted(importance))).encode())
@@ -277,6 +290,16 @@ def _calibration_text(options: BuildOptions, output: Location) -> CalibrationTex
     if _are_same(path, output):
         raise PackError("output is the calibration text", path=str(output), hint="give another name")
     return text
+
+
+def _prefetch_file(options: BuildOptions, output: Location) -> PrefetchFile | None:
+    """The prefetch router to pack."""
+    if options.prefetch is None:
+        return None
+    file = read_prefetch_file(Path(options.prefetch))
+    if _are_same(file.path, output):
+        raise PackError("output is the prefetch router", path=str(output), hint="give another name")
+    return file
 
 
 def _calibrated(

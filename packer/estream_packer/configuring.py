@@ -165,7 +165,7 @@ def _programs(
     """
     added = list[Program]()
     for choice in choices:
-        for program in programs_for(package.expert_shape, choice, predicts=False):
+        for program in programs_for(package.expert_shape, choice, predicts=package.prefetch_router is not None):
             if package.program(choice, Phase(program.phase)) is None and program not in added:
                 added.append(program)
     kept = {entry.id for entry in package.schedules if entry not in stale}

@@ -32,6 +32,7 @@ COMPARED: Final = (
     SectionType.BINARY,
     SectionType.TOKENIZER,
     SectionType.CHAT_TEMPLATE,
+    SectionType.PREFETCH_ROUTER,
     SectionType.DEVICE_CONFIGURATION,
     SectionType.SCHEDULE,
     SectionType.SIGNATURE,

@@ -13,6 +13,7 @@ from estream_loader import Package
 from estream_loader.integrity import notices
 from estream_loader.tokenizing import tokenizer_faults
 from estream_packer.configuring import local_configurations
+from estream_packer.prefetching import PrefetchSummary, summarise_prefetch_router
 from estream_packer.schedules import ScheduleSummary, summarise_schedules
 from estream_packer.signing import SignatureSummary, summarise_signatures
 from estream_packer.summary import Summary, summarise
@@ -159,6 +160,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         binaries: graphs compiled for accelerators.
         local_device_configurations: how to run here, added where the package is used, the default device's first.
         device_configurations: how to run on kinds of devices; without local ones the first is the default device's.
+        prefetch_router: what predicts experts; None where nothing does.
         schedules: the programs in the package, in the order of the directory.
         signatures: who signed it; none is a reason to trust it, see `verify`.
         writer: the program that wrote the package.
@@ -182,6 +184,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     binaries: tuple[BinarySummary, ...]
     local_device_configurations: tuple[ListedConfiguration, ...]
     device_configurations: tuple[ListedConfiguration, ...]
+    prefetch_router: PrefetchSummary | None
     schedules: tuple[ScheduleSummary, ...]
     signatures: tuple[SignatureSummary, ...]
     writer: str
@@ -213,6 +216,7 @@ def inspect_package(package: Package) -> Inspection:
         binaries=tuple(_binaries(package)),
         local_device_configurations=_listed(reversed(local_configurations(package).values())),
         device_configurations=_listed(manifest.device_configurations),
+        prefetch_router=summarise_prefetch_router(package),
         schedules=tuple(summarise_schedules(package)),
         signatures=tuple(summarise_signatures(package)),
         writer=manifest.provenance.writer,

@@ -23,6 +23,7 @@ from estream_spec.constants import SectionType
 from estream_spec.container import Container, check_entries
 from estream_spec.manifest import Manifest, Provenance, content_id, decode_manifest
 from estream_spec.messagepack import encode
+from estream_spec.prefetch_router import check_prefetch_router, decode_prefetch_router
 from estream_spec.records import RecordTable
 from estream_spec.rules import check_device_configurations, check_manifest, check_tables
 from estream_spec.schedule import ExpertShape, Program
@@ -126,6 +127,7 @@ def write_package(
     provenance: Callable[[], Provenance],
     documents: tuple[bytes, bytes] = NO_DOCUMENTS,
     targets: Sequence[Target] = (),
+    prefetch: bytes = b"",
 ) -> Packed:
     """Write everything a package holds, and hold it to the rules every reader holds it to.
 
@@ -138,8 +140,10 @@ def write_package(
         provenance: asked for once all records are written.
         documents: tokenizer and chat template, empty where there is none.
         targets: what was compiled for accelerators.
+        prefetch: a prefetch router, empty where there is none.
 
     Raises:
+        FormatError: the prefetch router is for another model.
         PackError: it cannot be written.
     """
     dense = writer.add_records(SectionType.DENSE, plan.dense, records)
@@ -153,7 +157,11 @@ def write_package(
     for section_type, document in zip((SectionType.TOKENIZER, SectionType.CHAT_TEMPLATE), documents, strict=True):
         if document:
             writer.add(section_type, document, compress=True)
-    programs = programs_for(ExpertShape.of(plan.model, experts), plan.device_configuration, predicts=False)
+    if prefetch:
+        writer.add(SectionType.PREFETCH_ROUTER, prefetch)
+    programs = programs_for(
+        ExpertShape.of(plan.model, experts), plan.device_configuration, predicts=prefetch is not None
+    )
     for number, program in enumerate(programs):
         writer.add(SectionType.SCHEDULE, program.encode(), number, compress=True)
     manifest = Manifest(
@@ -168,11 +176,11 @@ def write_package(
     )
     writer.add(SectionType.MANIFEST, encode(manifest))
     packed = Packed(writer.finish(), manifest, dense, experts, programs)
-    _prove(packed)
+    _prove(packed, prefetch)
     return packed
 
 
-def _prove(packed: Packed) -> None:
+def _prove(packed: Packed, prefetch: bytes) -> None:
     """Hold the package to the rules before it gets its name."""
     container, manifest = packed.container, packed.manifest
     check_entries(container.superblock, container.entries)
@@ -181,3 +189,6 @@ def _prove(packed: Packed) -> None:
     check_device_configurations(manifest, packed.experts)
     for program in packed.programs:
         verify_program(program, ExpertShape.of(packed.manifest.model, packed.experts))
+    if prefetch:
+        path = "prefetch router"
+        check_prefetch_router(decode_prefetch_router(prefetch, path), manifest, path)

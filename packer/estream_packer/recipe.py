@@ -24,6 +24,7 @@ A recipe says everything that decides the bytes of a package::
 
     [package]
     page_shift = 14
+    prefetch = "router.prefetch"      # a prefetch router that was trained for the checkpoint; relative to the recipe
 
     [npu]
     targets = ["htp:sm8650"]          # chips to compile the graphs for; see the verb compile
@@ -59,6 +60,7 @@ MAX_CALIBRATION_TOKENS: Final = 1 << 24
 MAX_RECIPE_LENGTH: Final = 1 << 20
 """1 MiB; a recipe has a few hundred bytes."""
 Targets = Annotated[tuple[str, ...], Meta(max_length=limits.MAX_BINARIES)]
+FileName = Annotated[str, Meta(min_length=1)]
 PageShift = Annotated[int, Meta(ge=limits.MIN_PAGE_SHIFT, le=limits.MAX_PAGE_SHIFT)]
 
 
@@ -70,7 +72,7 @@ class CalibrationTable(Struct, frozen=True, kw_only=True):
         tokens: how much of it is read, at most.
     """
 
-    text: Annotated[str, Meta(min_length=1)]
+    text: FileName
     tokens: Annotated[int, Meta(ge=2, le=MAX_CALIBRATION_TOKENS)] = 1 << 15
 
 
@@ -92,6 +94,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
         jobs: records made at a time; None takes one for each processor this process may use. It never shows in the
             package.
         calibration: what shows which weights matter; None lets all weights of a matrix count alike.
+        prefetch: file with a prefetch router that was trained for the checkpoint; None packs none.
     """
 
     experts: Encoding = "w4g32"
@@ -107,6 +110,7 @@ class BuildOptions(Struct, frozen=True, kw_only=True):
     targets: Targets = ()
     jobs: Annotated[int, Meta(ge=1, le=MAX_JOBS)] | None = None
     calibration: CalibrationTable | None = None
+    prefetch: FileName | None = None
 
     def encoding_of(self, role: Literal["attention", "shared", "head", "embedding"]) -> Encoding:
         """How the matrices of a role are stored."""
@@ -145,9 +149,10 @@ class WeightsTable(Struct, frozen=True):
 
 
 class PackageTable(Struct, frozen=True):
-    """`[package]`: the container."""
+    """`[package]`: the container, and what it holds besides the model."""
 
     page_shift: PageShift = DEFAULTS.page_shift
+    prefetch: FileName | None = DEFAULTS.prefetch
 
 
 class NpuTable(Struct, frozen=True):
@@ -168,7 +173,7 @@ class Recipe(Struct, frozen=True):
 
     def options(self, folder: Path) -> BuildOptions:
         """The options the recipe stands for, which lies in `folder`."""
-        calibration = self.calibration
+        calibration, prefetch = self.calibration, self.package.prefetch
         if calibration is not None:
             calibration = msgspec.structs.replace(calibration, text=str(folder / calibration.text))
         return BuildOptions(
@@ -177,6 +182,7 @@ class Recipe(Struct, frozen=True):
             name=self.model.name,
             licence=self.model.licence,
             page_shift=self.package.page_shift,
+            prefetch=None if prefetch is None else str(folder / prefetch),
             targets=self.npu.targets,
         )
 

@@ -46,6 +46,7 @@ SMALL_SECTIONS: Final[Mapping[int, str]] = {
     SectionType.BINARY: "binaries",
     SectionType.TOKENIZER: "tokenizer",
     SectionType.CHAT_TEMPLATE: "chat template",
+    SectionType.PREFETCH_ROUTER: "prefetch router",
     SectionType.MANIFEST: "manifest",
     SectionType.DEVICE_CONFIGURATION: "device configurations",
     SectionType.SCHEDULE: "schedules",

@@ -22,9 +22,11 @@ from estream_spec.errors import EmoeError
 from estream_spec.manifest import BinaryGraph, DeviceConfiguration, Manifest, Provenance, Source, content_id
 from estream_spec.messagepack import encode
 from estream_spec.model import ModelDescription
+from estream_spec.prefetch_router import encode_prefetch_router
 from estream_spec.records import RecordTable, Signature, Superblock
 from estream_spec.weights import Encoding
 from fixtures.packages import MODEL, TOKENIZER, Draft, Section, binary, with_binaries
+from fixtures.prefetching import prefetch_router_for
 from fuzz.inputs import TABLES_HEAD
 
 MOST_VECTOR_BYTES: Final = 1 << 18
@@ -66,7 +68,7 @@ class Sample:
 def samples() -> tuple[Sample, ...]:
     """One package of each kind of model and of section."""
     found = []
-    made = [make().seal() for make in (_usual, _tied_in_f32, _two_classes, _odd_sections, _full_manifest)]
+    made = [make().seal() for make in (_usual, _tied_in_f32, _two_classes, _odd_sections, _full_manifest, _predicted)]
     for data in (*made, suite_draft(everything(), QUANTISED, activations="dynamic-int8").seal().data):
         with open_package(data, integrity="full") as package:
             found.append(Sample(data, package.manifest, package.container))
@@ -185,6 +187,17 @@ def _full_manifest() -> Draft:
         provenance=Provenance(writer="tests", licence="Apache-2.0", sources=(source, replace(source, name="tensors"))),
         extensions={"com.example.note": b"a note", "org.example": bytes(100)},
     )
+    return draft
+
+
+def _predicted() -> Draft:
+    """A prefetch router."""
+    draft = Draft()
+    with open_package(draft.seal()) as package:
+        router = prefetch_router_for(package)
+    source = Source(name="text.txt", length=99, sha256=bytes(range(32)))
+    data = encode_prefetch_router(replace(router, sources=(source,)))
+    draft.sections.append(Section(SectionType.PREFETCH_ROUTER, data))
     return draft
 
 

@@ -16,6 +16,7 @@ from estream_spec.errors import EmoeError
 from estream_spec.limits import MAX_COMPRESSION_RATIO
 from estream_spec.manifest import Manifest, content_id, decode_manifest
 from estream_spec.messagepack import encode
+from estream_spec.prefetch_router import PrefetchRouter
 from estream_spec.records import RECORD_DIGEST, TABLE_HEADER, DirectoryEntry, RecordRange, RecordTable, Superblock
 from fixtures.packages import mended
 from fuzz.inputs import DIRECTORY_AT, TABLES_HEAD, Extent, extents
@@ -35,8 +36,17 @@ def mend_container(data: bytes) -> bytes:
 
 def mend_manifest(data: bytes) -> bytes:
     """The canonical encoding of what the document says, if it says anything."""
+    return _canonical(data, Manifest)
+
+
+def mend_prefetch_router(data: bytes) -> bytes:
+    """The same of what stands behind a prefetch router's magic."""
+    return _canonical(data, PrefetchRouter)
+
+
+def _canonical(data: bytes, kind: type[msgspec.Struct]) -> bytes:
     try:
-        return encode(msgspec.msgpack.decode(data, type=Manifest))
+        return encode(msgspec.msgpack.decode(data, type=kind))
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
         return data
 

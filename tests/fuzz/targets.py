@@ -14,18 +14,24 @@ from estream_loader.integrity import check_padding, notices, verify
 from estream_loader.pager import Pager
 from estream_loader.records import tensors
 from estream_loader.trust import SignaturePolicy, check_signatures
-from estream_spec.constants import SectionType
+from estream_spec.constants import PREFETCH_MAGIC, SectionType
 from estream_spec.container import Container, check_superblock, choose_superblock, decode_container
 from estream_spec.errors import EmoeError
 from estream_spec.manifest import decode_manifest
 from estream_spec.messagepack import encode
+from estream_spec.prefetch_router import (
+    LayerPredictor,
+    check_prefetch_router,
+    decode_prefetch_router,
+    encode_prefetch_router,
+)
 from estream_spec.records import DirectoryEntry, RecordTable, Superblock, decode_signature, encode_directory
 from estream_spec.rules import check_device_configurations, check_manifest, check_tables
 from fixtures.paging import divided_pager
 from fuzz import messagepack
-from fuzz.corpus import PUBLIC_KEY, packages, pieces, samples, signature
+from fuzz.corpus import PUBLIC_KEY, Sample, packages, pieces, samples, signature
 from fuzz.inputs import DIRECTORY_AT, TABLES_HEAD, container_field, signature_field, tables_field
-from fuzz.mending import mend_container, mend_manifest, mend_package, mend_tables
+from fuzz.mending import mend_container, mend_manifest, mend_package, mend_prefetch_router, mend_tables
 from fuzz.mutators import PACKAGE_MUTATORS, Mutator, cross, entries, fields, longer_section, some_bytes
 
 
@@ -107,6 +113,28 @@ def read_signature(data: bytes) -> None:
         assert data in _SIGNATURES
 
 
+def read_prefetch_router(data: bytes) -> None:
+    """Decode what stands behind a prefetch router's magic, judge it against the model of a sample, and predict."""
+    [sample] = _predicted()
+    router = decode_prefetch_router(PREFETCH_MAGIC + data, "prefetch router")
+    assert encode_prefetch_router(router) == PREFETCH_MAGIC + data
+    check_prefetch_router(router, sample.manifest, "prefetch router")
+    rows = np.linspace(-1e30, 1e30, 3 * sample.manifest.model.hidden, dtype=np.float32)
+    for layer in router.layers:
+        predictor = LayerPredictor.of(layer, sample.manifest.model)
+        ranked = predictor.rank(rows.reshape(3, -1))
+        experts = ranked.experts.shape[1]
+        assert np.array_equal(np.sort(ranked.experts), np.tile(np.arange(experts), (3, 1)))
+        extras = predictor.extras(ranked.probabilities)
+        assert (extras >= 0).all()
+        assert (extras <= experts - predictor.top_k).all()
+
+
+def _predicted() -> list[Sample]:
+    """The samples that have a prefetch router."""
+    return [each for each in samples() if each.container.find(SectionType.PREFETCH_ROUTER) is not None]
+
+
 def validate(data: bytes) -> None:
     """Prove a whole package; one that is proven must load."""
     with open_package(data) as package:
@@ -178,13 +206,21 @@ TARGETS: Final = (
     ),
     Target(
         "tables",
-        0.31,
+        0.27,
         read_tables,
         lambda: [sample.tables_input(number) for number, sample in enumerate(samples())],
         (*3 * (fields(tables_field),), entries(TABLES_HEAD.size + 16, 40), some_bytes, cross),
         mend_tables,
     ),
     Target("signature", 0.03, read_signature, lambda: _SIGNATURES, (fields(signature_field), some_bytes, cross), bytes),
+    Target(
+        "prefetch router",
+        0.04,
+        read_prefetch_router,
+        lambda: [each.section(SectionType.PREFETCH_ROUTER).removeprefix(PREFETCH_MAGIC) for each in _predicted()],
+        (*3 * (messagepack.damaged,), some_bytes, cross),
+        mend_prefetch_router,
+    ),
     Target("validate", 0.02, validate, packages, PACKAGE_MUTATORS, mend_package),
     Target("page in", 0.02, page_in, packages, PACKAGE_MUTATORS, mend_package),
 )

@@ -37,6 +37,7 @@ def _executor(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option(
     "--calibrate", type=FILE, help="Text, UTF-8, that the model reads first to find out which weights matter."
 )
+@click.option("--prefetch", type=FILE, help="A prefetch router that was trained for SOURCE, to pack with it.")
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), help="Records made at a time.  [default: one per processor]")
 @click.option(
     "--executor",
@@ -100,6 +101,8 @@ def _from_flags(given: Mapping[str, object]) -> BuildOptions:
     options = {option: value for option, value in given.items() if option != "calibrate"}
     if "calibrate" in given:
         options["calibration"] = CalibrationTable(text=str(given["calibrate"]))
+    if "prefetch" in given:
+        options["prefetch"] = str(given["prefetch"])
     return msgspec.structs.replace(DEFAULTS, **options)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from estream_packer.inspection import Inspection
+    from estream_packer.prefetching import PrefetchSummary
     from estream_packer.schedules import ScheduleListing, ScheduleSummary
     from estream_spec.manifest import DeviceConfiguration
 
@@ -104,6 +105,7 @@ def _show(found: Inspection) -> None:
         _configurations("local device", found.local_device_configurations),
         _configurations("device", found.device_configurations),
         _schedules(found.schedules),
+        _prefetch_router(found.prefetch_router),
     )
     for table in tables:
         if table.row_count:
@@ -201,6 +203,19 @@ def _schedules(found: Sequence[ScheduleSummary]) -> Table:
         sizes = f"{each.instructions:,}", f"{each.banks:,}", f"{each.peak_bytes:,}", f"{each.bytes_read:,}"
         names = Text(printable(", ".join(each.configurations)))
         table.add_row(str(each.section), each.phase, each.policy, names, *sizes)
+    return table
+
+
+def _prefetch_router(found: PrefetchSummary | None) -> Table:
+    from rich.text import Text
+
+    from estream_spec.errors import printable
+
+    numbers = "layers", "tokens", "overlap", "extra experts", "bytes"
+    table = _table(("prefetch router", *numbers), numbers)
+    if found is not None:
+        figures = f"{found.overlap:.2%}", f"{found.extra:.2f}", f"{found.length:,}"
+        table.add_row(Text(printable(f"by {found.writer}")), str(found.layers), f"{found.tokens:,}", *figures)
     return table
 
 

@@ -40,7 +40,8 @@ def _notices(path: Path) -> list[str]:
             if not entry.flags & SectionFlag.RECORDS and entry.type != SectionType.FREE:
                 verify_section(package, entry)
         check_text(package)
-        _ = package.device_configurations, package.schedules  # with the tables, judged as they are read
+        # With the tables, judged as they are read.
+        _ = package.device_configurations, package.schedules, package.prefetch_router
         verify_content_id(package)
         check_padding(package)
         return notices(package)

@@ -75,7 +75,7 @@ def _tables(found: Inspection) -> list[Markup]:
     )
     return [
         _chapter("Weights and bytes", element("div", weights, space, class_="columns")),
-        _chapter("Running it", local, given, tables.schedules_table(found)),
+        _chapter("Running it", local, given, tables.schedules_table(found), tables.prefetch_table(found)),
         _chapter("Parts", *parts),
     ]
 

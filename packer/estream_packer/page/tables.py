@@ -175,6 +175,22 @@ def schedules_table(found: Inspection) -> Markup:
     return table("Programs, as proven", headings, rows, headings[4:])
 
 
+def prefetch_table(found: Inspection) -> Markup:
+    """The prefetch router with what its maker measured; nothing where there is none."""
+    if (router := found.prefetch_router) is None:
+        return Markup("")
+    row = (
+        foreign(router.writer),
+        str(router.layers),
+        f"{router.tokens:,}",
+        f"{router.overlap:.2%}",
+        f"{router.extra:.2f}",
+        f"{router.length:,}",
+    )
+    headings = "trained by", "layers", "tokens", "overlap", "extra experts", "bytes"
+    return table("Prefetch router", headings, [row], headings[1:])
+
+
 def graphs_table(found: Inspection) -> Markup:
     """Compiled graphs."""
     sizes = {extent.name: extent.length for extent in found.extents}

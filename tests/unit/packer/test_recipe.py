@@ -50,6 +50,12 @@ def test_a_recipe_says_how_each_role_is_stored_and_what_to_calibrate_on(tmp_path
     assert found == ["w8", "w4g32", "f32", "w8"]
 
 
+def test_a_recipe_may_name_a_prefetch_router(tmp_path: Path) -> None:
+    text = '[source]\ncheckpoint = "x"\n[package]\nprefetch = "routers/x.prefetch"\n'
+    _, options = read_recipe(write(tmp_path, text))
+    assert options == BuildOptions(prefetch=str(tmp_path / "routers/x.prefetch"))
+
+
 def test_roles_that_are_not_named_are_stored_as_dense_weights_are() -> None:
     for dense, embedding in (("f32", "f32"), ("w8", "w8"), ("w4g32", "w8")):
         options = replace(BuildOptions(), dense=dense)

@@ -16,7 +16,9 @@ from estream_packer.build import build
 from estream_packer.recipe import BuildOptions, CalibrationTable
 from estream_packer.writer import PackedRecord, scratch_folder
 from estream_spec.errors import FormatError, PackError
+from estream_spec.prefetch_router import decode_prefetch_router, encode_prefetch_router
 from fixtures.olmoe import EXPERTS, LAYERS, CheckpointFactory, write_checkpoint
+from fixtures.prefetching import prefetch_router_for
 
 RECORDS: Final = LAYERS + 2 + LAYERS * EXPERTS
 SHARES: Final = (0.1, 0.5, 0.95)
@@ -116,6 +118,27 @@ def test_a_build_interrupted_while_it_looks_at_what_is_there_loses_nothing(
     build(olmoe_checkpoint("base"), output, PLAIN)
     assert len(made) == RECORDS - int(0.6 * RECORDS)
     assert output.read_bytes() == expected
+
+
+def test_a_build_goes_on_only_with_the_same_prefetch_router(
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, made: list[int], expected: bytes
+) -> None:
+    source, output, path = olmoe_checkpoint("base"), tmp_path / "out" / "model.emoe", tmp_path / "router.prefetch"
+    output.parent.mkdir()
+    options = BuildOptions(jobs=1, prefetch=str(path))
+    with open_package(expected) as package:
+        routers = [encode_prefetch_router(prefetch_router_for(package, seed)) for seed in range(2)]
+    for begun, ended, redone in ((0, 0, RECORDS - RECORDS // 2), (0, 1, RECORDS)):
+        path.write_bytes(routers[begun])
+        stopped(source, output, options=options)
+        path.write_bytes(routers[ended])
+        made.clear()
+        build(source, output, options)
+        assert len(made) == redone
+        assert names(output.parent) == ["model.emoe"]
+        with open_package(output, integrity="full") as package:
+            assert package.prefetch_router == decode_prefetch_router(routers[ended], "router")
+        output.unlink()
 
 
 def test_a_calibrated_build_goes_on_only_with_the_same_calibration(
