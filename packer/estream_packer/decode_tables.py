@@ -52,7 +52,7 @@ def _lines(plan: DecodePlan) -> Iterator[str]:
     yield f"{after} wants all memory that is left: an arena of {bytes_text(plan.arena_bytes)}, {plan.slots:,} experts"
     verdict = "can pay" if plan.prefetching_pays else "cannot pay"
     hides = f"attention of a layer hides {plan.hidden_records:.1f} reads of an expert"
-    yield f"prefetching {verdict} here: {hides}; predicted without a fault it would save {plan.best_saving:.1%} of a token"
+    yield f"prefetching {verdict} here: {hides}, and without a wrong guess it saves {plan.best_saving:.1%} of a token"
 
 
 def _milli(value: float, unit: str) -> str:

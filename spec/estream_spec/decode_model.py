@@ -16,8 +16,8 @@ Reading ahead hides everything where `m (1-h) r <= b`, the hiding condition. How
   that are missing are replaced. A read that is under way ends and holds up the next layer.
 - `oracle`: as `exact`, with a prediction that is always right. No exact strategy is faster.
 
-Numbers are expected ones, so a layer is taken to have a tenth of an expert to read where one token in ten has one: where
-reading is partly hidden, stalls are somewhat longer in truth.
+Numbers are expected ones: a layer has a tenth of an expert to read where one token in ten has one. Where reading is
+partly hidden, stalls are somewhat longer in truth.
 
 Source: the hiding condition of APEX (arXiv 2608.11688); its exact and its stall-free mode.
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, exp, log
 from typing import Final, Literal, get_args
 
@@ -175,9 +176,7 @@ def needed_by_rank(top_k: int, experts: int, overlap: Sequence[tuple[float, floa
     points = [(extra, log(1 - share)) for extra, share in overlap]
 
     def missed(extra: float) -> float:
-        (x0, y0), (x1, y1) = next(
-            (pair for pair in zip(points, points[1:], strict=False) if extra <= pair[1][0]), (points[-2], points[-1])
-        )
+        (x0, y0), (x1, y1) = next((pair for pair in pairwise(points) if extra <= pair[1][0]), (points[-2], points[-1]))
         return min(1.0, exp(y0 + (y1 - y0) * (extra - x0) / (x1 - x0)))
 
     ranks = [1 - missed(0)] * top_k

@@ -1,8 +1,8 @@
 """What a prompt or a token takes from the battery, from a profile's figures per byte, product and second.
 
-Energy is counted in four parts that add up: bytes read from storage; bytes written to memory and read from it; products
-of numbers; and the power that is drawn while computing waits. Where computing does not wait, what keeps the device awake
-is taken to be part of what its products cost.
+Energy has four parts: bytes read from storage; bytes written to memory and read from it; products of numbers; and the
+power that is drawn while computing waits. Where it does not wait, what keeps the device awake is taken to be part of
+what products cost.
 
 Activations, and what stays in the caches of processors, are not counted: weights are nearly all that moves.
 """

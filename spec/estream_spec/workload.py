@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from estream_spec.graph_interface import GraphRole, layer_classes, role_shape
+from estream_spec.graph_interface import layer_classes, role_shape
+from estream_spec.manifest import GraphRole
 from estream_spec.model import ModelDescription
 from estream_spec.profile import DeviceProfile
 from estream_spec.records import RecordRange

@@ -22,7 +22,7 @@ from estream_packer.planning import (
     seconds_text,
 )
 from estream_spec.errors import LinkError, MalformedError, PackError
-from estream_spec.profile import Curve, DeviceProfile, ExpertTimes, encode_profile
+from estream_spec.profile import Curve, DeviceProfile, EnergyFigures, ExpertTimes, encode_profile
 from estream_spec.profiles import shipped_profile
 from estream_spec.shapes import SHAPES
 from estream_spec.sizes import bytes_text
@@ -103,7 +103,7 @@ def test_prompt_beyond_the_context_and_too_little_memory_are_refused() -> None:
 
 def test_figures_that_are_only_estimated_are_named() -> None:
     neutral = plan_prompts("olmoe-1b-7b", shipped_profile("ufs-4.0"), GIB, [64]).estimated
-    assert "experts.flops" in neutral
+    assert {"experts.flops", "energy.idle"} <= set(neutral)
     assert "read_rates" not in neutral
 
 
@@ -122,8 +122,13 @@ def test_computing_measured_with_experts_of_another_size_is_told(measured: tuple
 
 def test_figures_are_told_in_words() -> None:
     fields = [
-        *(name for name in DeviceProfile.__struct_fields__ if name not in {"name", "about", "experts", "npu"}),
+        *(
+            name
+            for name in DeviceProfile.__struct_fields__
+            if name not in {"name", "about", "experts", "npu", "energy"}
+        ),
         *(f"experts.{name}" for name in ExpertTimes.__struct_fields__),
+        *(f"energy.{name}" for name in EnergyFigures.__struct_fields__),
     ]
     assert sorted(FIGURES) == sorted(fields)
     plans = plan_prompts("olmoe-1b-7b", device(), 3 * GIB, [64])
