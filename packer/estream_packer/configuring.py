@@ -14,7 +14,7 @@ from estream_packer.schedules import programs_for
 from estream_spec.constants import SectionType
 from estream_spec.decode_planner import DecodePlan
 from estream_spec.errors import InvalidError, PackError
-from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS, MAX_SCHEDULES
+from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS, MAX_EXPERTS, MAX_SCHEDULES
 from estream_spec.manifest import DeviceConfiguration, decode_device_configuration
 from estream_spec.messagepack import encode
 from estream_spec.planner import PromptPlan
@@ -93,7 +93,7 @@ def planned_configurations(
     """
     found = list[DeviceConfiguration]()
     if decoding is not None and decoding.slots and all(plan.choice.mode != "resident" for plan in plans):
-        found.append(decode_configuration(name, decoding))
+        found.append(decode_configuration(name, decoding, max(plan.choice.arena_bytes for plan in plans)))
         plans = [plan for plan in plans if plan.tokens > 1]
     for plan in sorted(plans, key=lambda plan: plan.tokens):
         choice = DeviceConfiguration(
@@ -111,13 +111,21 @@ def planned_configurations(
     return found
 
 
-def decode_configuration(name: str, plan: DecodePlan) -> DeviceConfiguration:
-    """The device configuration for single tokens: banks of one record, as many as the arena holds."""
+def decode_configuration(name: str, plan: DecodePlan, arena_bytes: int) -> DeviceConfiguration:
+    """The device configuration for single tokens: banks of one record, as many as the arena holds.
+
+    Args:
+        name: the device.
+        plan: how to decode.
+        arena_bytes: the arena that prompts take: what is there anyway is not left empty.
+    """
+    record = plan.arena_bytes // plan.slots
+    slots = max(plan.slots, min(arena_bytes // record, MAX_EXPERTS))
     return DeviceConfiguration(
         name=name,
-        arena_bytes=plan.arena_bytes,
+        arena_bytes=slots * record,
         group_size=1,
-        prefetch_depth=plan.slots - 1,
+        prefetch_depth=slots - 1,
         lanes=plan.lanes,
         policy="post-routing",
         prompt_tokens=1,

@@ -394,8 +394,9 @@ def test_single_tokens_get_all_memory_that_the_longest_prompt_leaves(sample: Pat
     assert status == 0
     first, *others = all_of(sample)[:-1]
     assert (first.prompt_tokens, first.group_size, first.policy) == (1, 1, "post-routing")
-    assert first.arena_bytes == (first.prefetch_depth + 1) * record == 9 * record
-    assert all(other.arena_bytes <= first.arena_bytes and other.prompt_tokens > 1 for other in others)
+    assert first.arena_bytes == (first.prefetch_depth + 1) * record
+    assert first.arena_bytes == max(9 * record, *(other.arena_bytes for other in others))
+    assert all(other.prompt_tokens > 1 for other in others)
     assert f"\n  single tokens: arena {first.arena_bytes:,} bytes, group size 1, " in out
     assert pack("verify", sample)[0] == 0
 
