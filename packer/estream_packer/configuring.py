@@ -120,12 +120,12 @@ def decode_configuration(name: str, plan: DecodePlan, arena_bytes: int) -> Devic
         arena_bytes: the arena that prompts take: what is there anyway is not left empty.
     """
     record = plan.arena_bytes // plan.slots
-    slots = max(plan.slots, min(arena_bytes // record, MAX_EXPERTS))
+    slots = max(plan.slots, arena_bytes // record)
     return DeviceConfiguration(
         name=name,
         arena_bytes=slots * record,
         group_size=1,
-        prefetch_depth=slots - 1,
+        prefetch_depth=min(slots - 1, MAX_EXPERTS),
         lanes=plan.lanes,
         policy="post-routing",
         prompt_tokens=1,

@@ -36,6 +36,9 @@ def decode_lines(planned: Planned) -> Iterator[str]:
             yield f"a prompt of {prompt.tokens:,} takes {joules}; times its time, {product}"
     for plan in planned.decoding:
         yield from _lines(plan)
+    if any(plan.ways for plan in planned.decoding):
+        worth = "as measured when it was trained" if planned.predicted else "those published, until one is trained"
+        yield f"exact: figures of the prefetch router are {worth}"
 
 
 def energy_texts(energy: EnergySpent, time_s: float) -> tuple[str, str]:
@@ -50,9 +53,15 @@ def _lines(plan: DecodePlan) -> Iterator[str]:
         yield f"{after}: no room for the experts of a token; more memory lets them stay"
         return
     yield f"{after} wants all memory that is left: an arena of {bytes_text(plan.arena_bytes)}, {plan.slots:,} experts"
-    verdict = "can pay" if plan.prefetching_pays else "cannot pay"
+    verdict = "pays" if plan.prefetching_pays else "does not pay"
     hides = f"attention of a layer hides {plan.hidden_records:.1f} reads of an expert"
-    yield f"prefetching {verdict} here: {hides}, and without a wrong guess it saves {plan.best_saving:.1%} of a token"
+    saves = f"{_share(plan.saving)} of a token is saved, {_share(plan.best_saving)} without a wrong guess"
+    yield f"prefetching {verdict} here: {hides}, {saves}"
+
+
+def _share(value: float) -> str:
+    """Percent, without a sign for what rounds to nothing."""
+    return f"{round(value, 3) + 0.0:.1%}"
 
 
 def _milli(value: float, unit: str) -> str:

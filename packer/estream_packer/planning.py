@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from estream_loader import Package, open_package
@@ -19,6 +21,7 @@ from estream_spec.energy import EnergySpent, prompt_energy
 from estream_spec.errors import PackError
 from estream_spec.model import ModelDescription
 from estream_spec.planner import Prediction, PromptPlan, available_arena, configure, usable_memory
+from estream_spec.prefetch_router import PrefetchRouter
 from estream_spec.profile import MAX_PROFILE_LENGTH, Described, DeviceProfile, decode_profile
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from estream_spec.records import RecordRange
@@ -63,6 +66,7 @@ class Planned(Struct, frozen=True, kw_only=True):
         estimated: figures of the profile that nobody measured or published.
         asked_bytes: the memory cap that was asked for.
         memory_bytes: the one that counts: what the device has of it.
+        predicted: whether the package brings a prefetch router, whose measured worth then counts.
         dense_bytes: weights other than experts that stay in memory.
         expert_bytes: bytes of all experts.
         rows: rows of gate and up that the model's experts have, each number once.
@@ -77,6 +81,7 @@ class Planned(Struct, frozen=True, kw_only=True):
     estimated: tuple[str, ...]
     asked_bytes: int
     memory_bytes: int
+    predicted: bool
     dense_bytes: int
     expert_bytes: int
     rows: tuple[int, ...]
@@ -109,7 +114,8 @@ def find_workload(name: str) -> tuple[str, Workload]:
 
 def package_workload(package: Package) -> Workload:
     """The model of a package as it is stored."""
-    return _workload(package.manifest.model, package.dense.table.ranges, package.experts.table.ranges)
+    found = _workload(package.manifest.model, package.dense.table.ranges, package.experts.table.ranges)
+    return replace(found, needed=None if package.prefetch_router is None else _needed(package.prefetch_router, found))
 
 
 def find_profile(name: str) -> DeviceProfile:
@@ -168,6 +174,7 @@ def plan_prompts(
         estimated=tuple(_estimated(profile)),
         asked_bytes=memory_bytes,
         memory_bytes=usable_memory(profile, memory_bytes),
+        predicted=workload.needed is not None,
         dense_bytes=workload.dense_bytes,
         expert_bytes=workload.expert_bytes,
         rows=tuple(dict.fromkeys(rows)),
@@ -251,6 +258,12 @@ def _workload(model: ModelDescription, dense: Sequence[RecordRange], experts: Se
         record_lengths=tuple(each.record_length for each in experts),
         dense_bytes=dense_bytes(model, dense),
     )
+
+
+def _needed(router: PrefetchRouter, workload: Workload) -> tuple[tuple[float, ...], ...]:
+    """How often the expert predicted at each rank is routed to, for each layer; empty where it has none."""
+    by_layer = {each.layer: tuple(np.frombuffer(each.needed, "<f4").tolist()) for each in router.layers}
+    return tuple(by_layer.get(layer, ()) for layer in range(len(workload.model.layers)))
 
 
 def _estimated(profile: DeviceProfile) -> Iterator[str]:

@@ -46,8 +46,8 @@ class DecodeLayer:
         record_bytes: bytes of one.
         read_s: seconds to read one, while others are read before and behind it.
         hit_rate: share of routed experts that are in memory before anything is read for this token, 0 to 1.
-        needed: probability that the predicted expert of each rank is routed to, not increasing. At most as many as the
-            layer has experts, and in sum at most `top_k`.
+        needed: probability that the predicted expert of each rank is routed to. At most as many as the layer has
+            experts, and in sum at most `top_k`.
     """
 
     before_s: float
@@ -206,12 +206,12 @@ def _read_ahead(layer: DecodeLayer, ranks: int, reading: Reading) -> _End:
     """The layer when `ranks` predicted experts are read before anything else, and then all that are missing."""
     top_k, absent = layer.top_k, 1 - layer.hit_rate
     each_s = absent * layer.read_s
-    found = sum(layer.needed[:ranks])
+    found = min(top_k, sum(layer.needed[:ranks]))
     late = top_k - found
     start_s = reading.start_s * (1 - layer.hit_rate**ranks)
     overrun_s = max(0.0, start_s + ranks * each_s - layer.before_s)
     demand_s = late * each_s + reading.start_s * _any(late * absent, top_k)
-    there = _found(layer.needed[:ranks], each_s, layer.before_s - start_s)
+    there = min(top_k, _found(layer.needed[:ranks], each_s, layer.before_s - start_s))
     toll_s = reading.toll_s * ranks * absent * layer.record_bytes
     compute_s = layer.before_s + layer.beside_s + top_k * layer.expert_s + toll_s
     time_s = layer.before_s + toll_s + _experts_s(layer, overrun_s + demand_s, absent * (top_k - there))
@@ -247,7 +247,7 @@ def _until_routed(layer: DecodeLayer, most: int, reading: Reading, carried_s: fl
     window_s = layer.before_s - start_s
     whole = _whole(most, each_s, window_s)
     begun = ceil(whole) if window_s > 0 else 0
-    found = _found(layer.needed[:most], each_s, window_s)
+    found = min(layer.top_k, _found(layer.needed[:most], each_s, window_s))
     toll_s = reading.toll_s * begun * absent * layer.record_bytes
     time_s = layer.before_s + layer.beside_s + layer.top_k * layer.expert_s + toll_s
     left_s = carried_s if begun == 0 else start_s + begun * each_s

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from estream_spec import limits
+from estream_spec.decode_compiler import READ_AHEAD, compile_decode
 from estream_spec.decode_model import (
     DecodeLayer,
     Reading,
@@ -27,16 +27,14 @@ from estream_spec.model import ModelDescription
 from estream_spec.planner import addressable_arena, available_arena, choose_lanes
 from estream_spec.profile import DeviceProfile
 from estream_spec.routing_load import Floats, even_layers
+from estream_spec.schedule import ExpertShape, Opcode, Policy
 from estream_spec.workload import Workload, block_weights, dense_weights, expert_weights, head_s
 
-READ_AHEAD: Final = 8
-"""Experts beyond `top_k` that are read ahead at most."""
 OVERLAP: Final = ((0.64, 0.936), (2.42, 0.978), (4.26, 0.992))
 """Mean extra experts, and the share of routed experts among those predicted: means of the four models that APEX (arXiv
 2608.11688) was published with. What a prediction is taken to be worth before one was trained for a model."""
-PAYS: Final = 0.03
-"""Share of a token that a prediction without a fault has to save, or prefetching is not worth its bytes: the least that
-can be told from noise when it is measured."""
+PAYS: Final = 0.01
+"""Share of a token that reading ahead has to save, or it is not worth its bytes: less cannot be told from noise."""
 STRATEGIES: Final[tuple[Strategy, ...]] = ("none", "exact", "oracle")
 
 
@@ -84,15 +82,21 @@ class DecodePlan:
     ways: tuple[TokenPlan, ...]
 
     @property
+    def saving(self) -> float:
+        """Share of a token that reading ahead as predicted is expected to save; below 0 where it costs."""
+        none, exact, _ = self.ways
+        return 1 - exact.time_s / none.time_s
+
+    @property
     def best_saving(self) -> float:
         """Share of a token that a prediction without a fault saves; nothing any prefetch router does saves more."""
-        none, *_, oracle = self.ways
+        none, _, oracle = self.ways
         return 1 - oracle.time_s / none.time_s
 
     @property
     def prefetching_pays(self) -> bool:
-        """Whether a prefetch router can be worth its bytes on this device."""
-        return bool(self.ways) and self.best_saving >= PAYS
+        """Whether a prefetch router is expected to be worth its bytes on this device."""
+        return bool(self.ways) and self.saving >= PAYS
 
 
 def plan_decoding(
@@ -117,7 +121,7 @@ def plan_decoding(
         addressable_arena(workload, profile, tokens), available_arena(workload, profile, memory_bytes, tokens)
     ) - cache_bytes(model, tokens)
     record = max(workload.record_lengths)
-    slots = min(max(cap, 0) // record, sum(model.expert_counts), limits.MAX_EXPERTS)
+    slots = min(max(cap, 0) // record, sum(model.expert_counts))
     lanes = choose_lanes(profile)
     if slots < max(top_k(model)):
         slots = 0
@@ -150,7 +154,7 @@ def decode_layers(
         hit_rates: share of routed experts in memory, for each layer.
         lanes: reads outstanding at a time, one of those the profile has.
     """
-    model = workload.model
+    model, predicted = workload.model, workload.needed
     for layer, (experts, record) in enumerate(zip(model.expert_counts, workload.record_lengths, strict=True)):
         block = block_weights(model, layer)
         beside_s = _passed_s(profile, block, 2 * block)
@@ -170,29 +174,30 @@ def decode_layers(
             record_bytes=record,
             read_s=record / profile.rate(record, lanes),
             hit_rate=hit_rates[layer],
-            needed=needed_by_rank(described.router.top_k, experts, OVERLAP),
+            needed=needed_by_rank(described.router.top_k, experts, OVERLAP) if predicted is None else predicted[layer],
         )
 
 
-def kept_records(model: ModelDescription, slots: int, ahead: int) -> tuple[int, ...]:
-    """How many records each layer keeps from one token to the next, of so many slots.
-
-    Layers share them evenly, but for those that must be free for what is read ahead and for routed experts that the
-    layer at work does not hold.
+def kept_records(shape: ExpertShape, slots: int, policy: Policy) -> tuple[int, ...]:
+    """How many records each layer keeps from one token to the next: what the program for so many slots says.
 
     Args:
-        model: the model.
-        slots: records that the arena holds.
-        ahead: slots that are free for reading ahead.
+        shape: experts of the model.
+        slots: records that the arena holds, enough for a token's experts of one layer.
+        policy: whether experts are read ahead, for which some slots are kept free.
     """
-    if slots >= sum(model.expert_counts):
-        return model.expert_counts
-    most, others = max(top_k(model)), len(model.expert_layers) - 1
-    left = max(0, slots - ahead)
-    even = left // (others + 1)
-    if even < most:
-        even = max(0, left - most) // others if others else 0
-    return tuple(min(count, even) for count in model.expert_counts)
+    program = compile_decode(shape, arena_bytes=slots * shape.bank_bytes(1), slots=slots, policy=policy)
+    kept = [0] * len(shape.counts)
+    for instruction in program.instructions:
+        if instruction.opcode == Opcode.DEMAND_RELEASE:
+            kept[instruction.layer] = instruction.group
+    return tuple(kept)
+
+
+def expert_shape(workload: Workload) -> ExpertShape:
+    """What programs depend on in a workload."""
+    model = workload.model
+    return ExpertShape(counts=model.expert_counts, record_lengths=workload.record_lengths, top_k=top_k(model))
 
 
 def hit_rates(shares: Sequence[Floats], kept: Sequence[int]) -> tuple[float, ...]:
@@ -226,9 +231,8 @@ def _way(
     strategy: Strategy,
 ) -> TokenPlan:
     model, lanes = workload.model, choose_lanes(profile)
-    spare = max(0, slots - sum(top_k(model)))
-    ahead = 0 if strategy == "none" else min(max(top_k(model)) + READ_AHEAD, spare)
-    rates = hit_rates(shares, kept_records(model, slots, ahead))
+    policy = Policy.POST_ROUTING if strategy == "none" else Policy.PRE_ROUTING
+    rates = hit_rates(shares, kept_records(expert_shape(workload), slots, policy))
     toll = 0.0 if profile.read_toll_s is None else profile.read_toll_s.value
     layers = tuple(decode_layers(workload, profile, tokens, rates, lanes))
     found = decode_token(

@@ -30,11 +30,14 @@ class Workload:
         model: what it computes.
         record_lengths: bytes of one expert record, padded, for each layer.
         dense_bytes: weights other than experts that stay in memory.
+        needed: for each layer, how often the expert predicted at each rank is routed to, by its prefetch router; None
+            where the model has none.
     """
 
     model: ModelDescription
     record_lengths: tuple[int, ...]
     dense_bytes: int
+    needed: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def expert_counts(self) -> tuple[int, ...]:

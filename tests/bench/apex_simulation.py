@@ -395,7 +395,7 @@ def main() -> None:
 
 def summary(plans: Sequence[tuple[str, str, int, DecodePlan]], tokens: Mapping[str, TokenTime]) -> str:
     """What follows for flash."""
-    saved = [1 - plan.ways[1].time_s / plan.ways[0].time_s for *_, plan in plans]
+    saved = [plan.saving for *_, plan in plans]
     most = [plan.best_saving for *_, plan in plans]
     link = 1 - tokens["APEX exact"].time_s / tokens["no prefetch"].time_s
     return (

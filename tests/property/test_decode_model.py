@@ -32,7 +32,7 @@ def a_layer(draw: st.DrawFn) -> DecodeLayer:
     )
 
 
-layers = st.lists(a_layer(), min_size=1, max_size=4)
+layers = st.lists(a_layer(), min_size=1, max_size=3)
 extras = st.integers(0, 6)
 readings = st.builds(Reading, start_s=times, toll_s=st.floats(0, 0.01))
 
@@ -41,7 +41,7 @@ def time_of(given_layers: list[DecodeLayer], strategy: Strategy, extra: int, rea
     return decode_token(given_layers, strategy, extra=extra, reading=reading).time_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers, extras, readings, st.floats(0, 1))
 def test_a_faster_link_and_more_hits_never_make_a_token_slower(
     each: list[DecodeLayer], extra: int, reading: Reading, share: float
@@ -54,7 +54,7 @@ def test_a_faster_link_and_more_hits_never_make_a_token_slower(
         assert time_of(held, strategy, extra, reading) <= slow
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers, extras, readings)
 def test_no_exact_strategy_beats_a_faultless_prediction_and_exact_never_loses(
     each: list[DecodeLayer], extra: int, reading: Reading
@@ -64,7 +64,7 @@ def test_no_exact_strategy_beats_a_faultless_prediction_and_exact_never_loses(
     assert found["exact"] <= min(found["none"], found["fixed"]) * (1 + ROUNDING) + ROUNDING
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers, extras, readings)
 def test_reading_ahead_nothing_is_not_reading_ahead(each: list[DecodeLayer], extra: int, reading: Reading) -> None:
     blind = [replace(layer, needed=()) for layer in each]
@@ -73,7 +73,7 @@ def test_reading_ahead_nothing_is_not_reading_ahead(each: list[DecodeLayer], ext
         assert decode_token(blind, strategy, extra=extra, reading=reading) == none
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers, extras, readings)
 def test_bytes_and_times_add_up(each: list[DecodeLayer], extra: int, reading: Reading) -> None:
     needed = sum((1 - layer.hit_rate) * layer.top_k * layer.record_bytes for layer in each)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 
 from estream_packer.planning import find_workload
-from estream_spec import limits
 from estream_spec.decode_planner import (
     STRATEGIES,
     DecodePlan,
     cache_bytes,
     decode_layers,
+    expert_shape,
     hit_rates,
     kept_records,
     plan_decoding,
@@ -22,7 +24,8 @@ from estream_spec.planner import addressable_arena, available_arena
 from estream_spec.profile import DeviceProfile, Duration
 from estream_spec.profiles import shipped_profile
 from estream_spec.routing_load import even_layers
-from estream_spec.shapes import DEEPSEEK_V2_LITE, LFM2_8B_A1B, OLMOE_1B_7B, SHAPES
+from estream_spec.schedule import Policy
+from estream_spec.shapes import LFM2_8B_A1B, OLMOE_1B_7B, SHAPES
 from fixtures.estream import device
 from fixtures.estream import workload as stored
 
@@ -58,8 +61,8 @@ def test_arena_is_one_that_the_accelerator_can_address() -> None:
     assert found.arena_bytes <= addressable_arena(model, elite, 64) < 2 * GIB
 
 
-def test_no_more_slots_than_a_configuration_can_say() -> None:
-    assert plan_decoding(stored("qwen3-30b-a3b"), FLASH, 64 * GIB, 64).slots == limits.MAX_EXPERTS
+def test_no_more_slots_than_experts() -> None:
+    assert plan_decoding(stored("qwen3-30b-a3b"), FLASH, 64 * GIB, 64).slots == 48 * 128
     assert plan(64 * GIB).slots == 16 * 64
 
 
@@ -83,13 +86,23 @@ def test_more_memory_means_more_hits_and_faster_tokens() -> None:
         assert (way.hit_rate, way.read_bytes, way.stall_s) == (1, 0, 0)
 
 
-def test_layers_share_slots_evenly_beside_what_the_one_at_work_needs() -> None:
-    assert kept_records(OLMOE_1B_7B, 1024, 0) == (64,) * 16
-    assert kept_records(OLMOE_1B_7B, 176, 0) == (11,) * 16
-    assert kept_records(OLMOE_1B_7B, 176, 16) == (10,) * 16
-    assert kept_records(OLMOE_1B_7B, 68, 0) == (4,) * 16  # and eight of one layer: 15 * 4 + 8
-    assert kept_records(OLMOE_1B_7B, 8, 0) == (0,) * 16
-    assert kept_records(DEEPSEEK_V2_LITE, 260, 0) == (0, *(10,) * 26)
+def test_records_that_layers_keep_are_those_of_the_program() -> None:
+    shape = expert_shape(stored("olmoe-1b-7b"))
+    assert kept_records(shape, 1024, Policy.POST_ROUTING) == (64,) * 16
+    assert kept_records(shape, 176, Policy.POST_ROUTING) == (11,) * 16
+    assert kept_records(shape, 176, Policy.PRE_ROUTING) == (10,) * 16  # sixteen are free for reading ahead
+    assert kept_records(shape, 8, Policy.POST_ROUTING) == (0,) * 16
+    dense = expert_shape(find_workload("deepseek-v2-lite")[1])
+    assert kept_records(dense, 260, Policy.POST_ROUTING) == (0, *(10,) * 26)
+
+
+def test_a_prefetch_router_counts_by_what_it_was_measured_at() -> None:
+    model = stored("olmoe-1b-7b")
+    faultless = replace(model, needed=((1.0,) * 8 + (0.0,) * 56,) * 16)
+    useless = replace(model, needed=((0.125,) * 64,) * 16)
+    published, right, wrong = (plan_decoding(each, FLASH, GIB, 64).ways for each in (model, faultless, useless))
+    assert right[1].time_s == right[2].time_s < published[1].time_s < published[0].time_s
+    assert wrong[1].time_s > published[1].time_s
 
 
 def test_hits_are_those_of_the_experts_that_are_picked_most() -> None:
@@ -100,7 +113,7 @@ def test_hits_are_those_of_the_experts_that_are_picked_most() -> None:
 def test_skewed_routing_hits_more_than_even() -> None:
     skewed = [np.where(np.arange(64) < 8, 0.9, 0.8 / 56) for _ in range(16)]
     one, other = (plan_decoding(stored("olmoe-1b-7b"), FLASH, GIB, 64, shares) for shares in (None, skewed))
-    assert other.ways[0].hit_rate > 4 * one.ways[0].hit_rate
+    assert other.ways[0].hit_rate > 3 * one.ways[0].hit_rate
     assert other.ways[0].time_s < one.ways[0].time_s
     assert plan_decoding(stored("olmoe-1b-7b"), FLASH, GIB, 64, even_layers(OLMOE_1B_7B)) == one
 
@@ -110,6 +123,7 @@ def test_prefetching_pays_where_attention_takes_as_long_as_reading() -> None:
     phone = shipped_profile("snapdragon-8-elite-gen-5")
     found = plan(GIB, phone)
     assert not found.prefetching_pays
+    assert found.saving < found.best_saving < 0.04
     assert 0.1 < found.hidden_records < 0.5
     slow = msgspec.structs.replace(phone, head_weight_s=Duration(value=1.3e-9, basis="estimated", source="a test"))
     assert plan(GIB, slow).prefetching_pays
