@@ -12,8 +12,9 @@ from estream_loader import Package
 from estream_packer.editing import Changes, NewSection
 from estream_packer.schedules import programs_for
 from estream_spec.constants import SectionType
+from estream_spec.decode_planner import DecodePlan
 from estream_spec.errors import InvalidError, PackError
-from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS, MAX_SCHEDULES
+from estream_spec.limits import MAX_DEVICE_CONFIGURATIONS, MAX_EXPERTS, MAX_SCHEDULES
 from estream_spec.manifest import DeviceConfiguration, decode_device_configuration
 from estream_spec.messagepack import encode
 from estream_spec.planner import PromptPlan
@@ -78,14 +79,22 @@ def _no_room(others: int, highest: int, more: int) -> str | None:
     return None
 
 
-def planned_configurations(name: str, plans: Iterable[PromptPlan]) -> list[DeviceConfiguration]:
+def planned_configurations(
+    name: str, plans: Sequence[PromptPlan], decoding: DecodePlan | None = None
+) -> list[DeviceConfiguration]:
     """The device configurations that the planner chose, shortest prompts first, each where the next one is another.
+
+    That for a single token is how the package is decoded. Where experts stay in memory there is none: they are there.
 
     Args:
         name: the device.
         plans: a plan for each length.
+        decoding: how to decode after the longest prompt.
     """
     found = list[DeviceConfiguration]()
+    if decoding is not None and decoding.slots and all(plan.choice.mode != "resident" for plan in plans):
+        found.append(decode_configuration(name, decoding, max(plan.choice.arena_bytes for plan in plans)))
+        plans = [plan for plan in plans if plan.tokens > 1]
     for plan in sorted(plans, key=lambda plan: plan.tokens):
         choice = DeviceConfiguration(
             name=name,
@@ -100,6 +109,27 @@ def planned_configurations(name: str, plans: Iterable[PromptPlan]) -> list[Devic
             found.pop()
         found.append(choice)
     return found
+
+
+def decode_configuration(name: str, plan: DecodePlan, arena_bytes: int) -> DeviceConfiguration:
+    """The device configuration for single tokens: banks of one record, as many as the arena holds.
+
+    Args:
+        name: the device.
+        plan: how to decode.
+        arena_bytes: the arena that prompts take: what is there anyway is not left empty.
+    """
+    record = plan.arena_bytes // plan.slots
+    slots = max(plan.slots, arena_bytes // record)
+    return DeviceConfiguration(
+        name=name,
+        arena_bytes=slots * record,
+        group_size=1,
+        prefetch_depth=min(slots - 1, MAX_EXPERTS),
+        lanes=plan.lanes,
+        policy="post-routing",
+        prompt_tokens=1,
+    )
 
 
 def _proven(package: Package, choice: DeviceConfiguration, earlier: Sequence[DeviceConfiguration]) -> bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from estream_loader import Package, open_package
@@ -14,9 +16,12 @@ from estream_packer.checkpoint.files import InputFile
 from estream_packer.plan import plan_package
 from estream_packer.recipe import BuildOptions
 from estream_spec.constants import MAGIC
+from estream_spec.decode_planner import DecodePlan, plan_decoding
+from estream_spec.energy import EnergySpent, prompt_energy
 from estream_spec.errors import PackError
 from estream_spec.model import ModelDescription
 from estream_spec.planner import Prediction, PromptPlan, available_arena, configure, usable_memory
+from estream_spec.prefetch_router import PrefetchRouter
 from estream_spec.profile import MAX_PROFILE_LENGTH, Described, DeviceProfile, decode_profile
 from estream_spec.profiles import shipped_profile, shipped_profiles
 from estream_spec.records import RecordRange
@@ -40,6 +45,11 @@ FIGURES: Final = {
     "read_toll_s": "what reading takes from computing",
     "read_group_toll_s": "what reading takes from computing",
     "memory_bytes": "memory",
+    "energy.read_byte": "energy",
+    "energy.memory_byte": "energy",
+    "energy.integer_product": "energy",
+    "energy.float_product": "energy",
+    "energy.idle": "energy",
 }
 """Fields of a profile that hold figures, and what people call them."""
 
@@ -56,11 +66,14 @@ class Planned(Struct, frozen=True, kw_only=True):
         estimated: figures of the profile that nobody measured or published.
         asked_bytes: the memory cap that was asked for.
         memory_bytes: the one that counts: what the device has of it.
+        predicted: whether the package brings a prefetch router, whose measured worth then counts.
         dense_bytes: weights other than experts that stay in memory.
         expert_bytes: bytes of all experts.
         rows: rows of gate and up that the model's experts have, each number once.
         measured_rows: those of the experts that computing was measured with; none where it was not measured.
         plans: one for each length, in the order given.
+        energies: what each prompt takes as planned; None where the profile does not say.
+        decoding: how a token after each prompt is decoded, with all memory that the cap leaves.
     """
 
     model: str
@@ -68,11 +81,14 @@ class Planned(Struct, frozen=True, kw_only=True):
     estimated: tuple[str, ...]
     asked_bytes: int
     memory_bytes: int
+    predicted: bool
     dense_bytes: int
     expert_bytes: int
     rows: tuple[int, ...]
     measured_rows: tuple[float, ...]
     plans: tuple[PromptPlan, ...]
+    energies: tuple[EnergySpent | None, ...]
+    decoding: tuple[DecodePlan, ...]
 
 
 def find_workload(name: str) -> tuple[str, Workload]:
@@ -98,7 +114,8 @@ def find_workload(name: str) -> tuple[str, Workload]:
 
 def package_workload(package: Package) -> Workload:
     """The model of a package as it is stored."""
-    return _workload(package.manifest.model, package.dense.table.ranges, package.experts.table.ranges)
+    found = _workload(package.manifest.model, package.dense.table.ranges, package.experts.table.ranges)
+    return replace(found, needed=None if package.prefetch_router is None else _needed(package.prefetch_router, found))
 
 
 def find_profile(name: str) -> DeviceProfile:
@@ -150,17 +167,21 @@ def plan_prompts(
         caps = {tokens: arena_cap - available_arena(workload, profile, 0, tokens) for tokens in prompts}
     flops = profile.experts.flops
     rows = (workload.model.expert_block(layer).intermediate for layer in workload.model.expert_layers)
+    plans = [configure(workload, profile, cap, tokens) for tokens, cap in caps.items()]
     return Planned(
         model=model,
         profile=profile.name,
         estimated=tuple(_estimated(profile)),
         asked_bytes=memory_bytes,
         memory_bytes=usable_memory(profile, memory_bytes),
+        predicted=workload.needed is not None,
         dense_bytes=workload.dense_bytes,
         expert_bytes=workload.expert_bytes,
         rows=tuple(dict.fromkeys(rows)),
         measured_rows=flops.at if flops.basis == "measured" else (),
-        plans=tuple(configure(workload, profile, cap, tokens) for tokens, cap in caps.items()),
+        plans=tuple(plans),
+        energies=tuple(prompt_energy(workload, profile, plan.choice, plan.tokens) for plan in plans),
+        decoding=tuple(plan_decoding(workload, profile, memory_bytes, tokens) for tokens in prompts),
     )
 
 
@@ -181,14 +202,14 @@ def notices(planned: Planned) -> Iterator[str]:
 def plan_tables(planned: Planned) -> Iterator[Table]:
     """The choices, one row per prompt length; then the frontier of each. They fit a terminal of 80 columns."""
     headings = ("prompt", "policy", "arena", "group", "depth", "lanes", "time", "bubble", "I/O floor")
-    choices = _table(headings)
+    choices = plain_table(headings)
     for plan in planned.plans:
         choice = plan.choice
         cells = (*_sizes(choice), str(choice.lanes), *_costs(choice), seconds_text(choice.io_floor_s))
         choices.add_row(f"{plan.tokens:,}", choice.policy, *cells)
     yield choices
     for plan in planned.plans:
-        table = _table(("policy", "arena", "group", "depth", "time", "bubble", ""))
+        table = plain_table(("policy", "arena", "group", "depth", "time", "bubble", ""))
         table.title = f"arena against time, a prompt of {plan.tokens:,}"
         for each in _ways(plan):
             remark = "chosen" if each == plan.choice else "above the cap" if each.arena_bytes > plan.arena_cap else ""
@@ -212,13 +233,13 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
-def _table(headings: Sequence[str]) -> Table:
+def plain_table(headings: Sequence[str]) -> Table:
     """A plain table; all but words is set to the right."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in {"policy", ""} else "right")
+        table.add_column(heading, justify="left" if heading in {"policy", "prefetch", ""} else "right")
     return table
 
 
@@ -239,11 +260,19 @@ def _workload(model: ModelDescription, dense: Sequence[RecordRange], experts: Se
     )
 
 
+def _needed(router: PrefetchRouter, workload: Workload) -> tuple[tuple[float, ...], ...]:
+    """How often the expert predicted at each rank is routed to, for each layer; empty where it has none."""
+    by_layer = {each.layer: tuple(np.frombuffer(each.needed, "<f4").tolist()) for each in router.layers}
+    return tuple(by_layer.get(layer, ()) for layer in range(len(workload.model.layers)))
+
+
 def _estimated(profile: DeviceProfile) -> Iterator[str]:
     """Names of the fields that hold an estimated figure."""
-    fields = msgspec.structs.asdict(profile) | {
-        f"experts.{name}": value for name, value in msgspec.structs.asdict(profile.experts).items()
-    }
+    fields = msgspec.structs.asdict(profile)
+    for part in ("experts", "energy"):
+        figures_of = fields[part]
+        if figures_of is not None:
+            fields |= {f"{part}.{name}": value for name, value in msgspec.structs.asdict(figures_of).items()}
     for name, value in fields.items():
         figures = value if isinstance(value, tuple) else (value,)
         if any(isinstance(figure, Described) and figure.basis == "estimated" for figure in figures):

@@ -23,6 +23,8 @@ Rate = Annotated[float, Meta(ge=1, le=1e18)]
 """A second, of bytes or operations. The bounds of all figures keep what is reckoned with them finite."""
 Seconds = Annotated[float, Meta(ge=0, le=7 * 24 * 3600)]
 Share = Annotated[float, Meta(ge=1e-6, le=2)]
+Picojoules = Annotated[float, Meta(ge=0, le=1e9)]
+Watts = Annotated[float, Meta(ge=0, le=1e5)]
 Point = Annotated[float, Meta(ge=1e-3, le=1 << 44)]
 """Where a curve is known: bytes, rows or tokens."""
 Text = Annotated[str, Meta(min_length=1, max_length=limits.MAX_TEXT)]
@@ -57,6 +59,18 @@ class Count(Described, frozen=True, kw_only=True):
     """A number of bytes or rows."""
 
     value: Annotated[int, Meta(ge=1, le=1 << 44)]
+
+
+class Energy(Described, frozen=True, kw_only=True):
+    """An energy in picojoules."""
+
+    value: Picojoules
+
+
+class Power(Described, frozen=True, kw_only=True):
+    """A power in watts."""
+
+    value: Watts
 
 
 class Curve(Described, frozen=True, kw_only=True):
@@ -125,6 +139,24 @@ class ExpertTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return weights * self.weight_s.value + 2 * weights * rows / (share * self.flops(intermediate))
 
 
+class EnergyFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What running takes from the battery.
+
+    Attributes:
+        read_byte: for each byte read from storage.
+        memory_byte: for each byte written to memory, and again for each byte that computing reads from there.
+        integer_product: for each multiplication of 8-bit numbers, with its addition.
+        float_product: for each multiplication of f16, with its addition.
+        idle: drawn while computing waits.
+    """
+
+    read_byte: Energy
+    memory_byte: Energy
+    integer_product: Energy
+    float_product: Energy
+    idle: Power
+
+
 class NpuLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the accelerator can address. Both are bounds: what is mapped stays below them.
 
@@ -153,6 +185,7 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         read_group_toll_s: seconds that it loses to each group, likewise.
         memory_bytes: memory of the device; None where the profile is of storage alone.
         npu: limits of its accelerator; None where it has none.
+        energy: what running takes; None where that is not known.
     """
 
     name: Annotated[str, Meta(pattern=NAME_PATTERN, max_length=limits.MAX_NAME)]
@@ -166,6 +199,7 @@ class DeviceProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     read_group_toll_s: Duration | None = None
     memory_bytes: Count | None = None
     npu: NpuLimits | None = None
+    energy: EnergyFigures | None = None
 
     def __post_init__(self) -> None:
         lanes = [rate.lanes for rate in self.read_rates]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_spec.graph_interface import layer_classes, role_shape
+from estream_spec.manifest import GraphRole
 from estream_spec.model import ModelDescription
 from estream_spec.profile import DeviceProfile
 from estream_spec.records import RecordRange
@@ -29,11 +30,14 @@ class Workload:
         model: what it computes.
         record_lengths: bytes of one expert record, padded, for each layer.
         dense_bytes: weights other than experts that stay in memory.
+        needed: for each layer, how often the expert predicted at each rank is routed to, by its prefetch router; None
+            where the model has none.
     """
 
     model: ModelDescription
     record_lengths: tuple[int, ...]
     dense_bytes: int
+    needed: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def expert_counts(self) -> tuple[int, ...]:
@@ -91,10 +95,13 @@ def layer_operations(model: ModelDescription, layer: int, tokens: int) -> int:
 
 def dense_weights(model: ModelDescription, layer: int) -> int:
     """Weights of all matrices of a layer that are not experts', the router's among them."""
-    classes = layer_classes(model, layer)
-    shapes = [role_shape(role, model, number) for role, number in classes.items() if role != "expert"]
-    counted = sum(matrix.rows * matrix.columns for shape in shapes for matrix in shape.matrices)
-    return counted + model.hidden * model.expert_counts[layer]
+    roles = set(layer_classes(model, layer)) - {"expert"}
+    return _matrix_weights(model, layer, roles) + model.hidden * model.expert_counts[layer]
+
+
+def block_weights(model: ModelDescription, layer: int) -> int:
+    """Weights of a layer's dense block, which all tokens pass; 0 where it has none."""
+    return _matrix_weights(model, layer, {"dense"})
 
 
 def expert_weights(model: ModelDescription, layer: int) -> int:
@@ -129,6 +136,12 @@ def activation_bytes(model: ModelDescription, tokens: int) -> int:
     )
     widest = 6 * model.hidden + heads
     return 4 * (3 * tokens * widest + model.vocabulary)
+
+
+def _matrix_weights(model: ModelDescription, layer: int, roles: Collection[GraphRole]) -> int:
+    """Weights of the matrices of some of a layer's roles."""
+    shapes = [role_shape(role, model, number) for role, number in layer_classes(model, layer).items() if role in roles]
+    return sum(matrix.rows * matrix.columns for shape in shapes for matrix in shape.matrices)
 
 
 def grouped_work(

@@ -1,4 +1,4 @@
-"""Draws seconds as horizontal bars, as SVG, in groups; dark where the reader's screen is."""
+"""Draws numbers as horizontal bars, as SVG, in groups; dark where the reader's screen is."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Bar:
 
     Attributes:
         name: whose it is.
-        seconds: its length.
+        value: its length.
         ours: whether it stands out.
     """
 
     name: str
-    seconds: float
+    value: float
     ours: bool
 
 
-def bars_svg(title: str, subtitle: str, groups: Mapping[str, Sequence[Bar]]) -> Markup:
-    """The picture: a group of bars for each name, all on one scale from zero."""
-    longest = max(bar.seconds for bars in groups.values() for bar in bars)
+def bars_svg(title: str, subtitle: str, groups: Mapping[str, Sequence[Bar]], unit: str = "s") -> Markup:
+    """The picture: a group of bars for each name, all on one scale from zero, in one unit."""
+    longest = max(bar.value for bars in groups.values() for bar in bars)
     parts = [
         element("text", title, x=20, y=30, class_="text", font_size=16, font_weight=600),
         element("text", subtitle, x=20, y=50, class_="quiet"),
@@ -60,7 +60,7 @@ def bars_svg(title: str, subtitle: str, groups: Mapping[str, Sequence[Bar]]) -> 
         y += GROUP
         parts.append(element("text", name, x=20, y=y - 10, class_="text", font_weight=600))
         for bar in bars:
-            parts += _bar(bar, y, (RIGHT - LEFT) * bar.seconds / longest)
+            parts += _bar(bar, y, (RIGHT - LEFT) * bar.value / longest, unit)
             y += STEP
     height = y + 14
     return element(
@@ -78,11 +78,11 @@ def bars_svg(title: str, subtitle: str, groups: Mapping[str, Sequence[Bar]]) -> 
     )
 
 
-def _bar(bar: Bar, y: float, length: float) -> list[Markup]:
-    """A name, a bar of so many pixels and its seconds."""
+def _bar(bar: Bar, y: float, length: float, unit: str) -> list[Markup]:
+    """A name, a bar of so many pixels and its number."""
     weight, baseline = 600 if bar.ours else 400, y + 15
     return [
         element("text", bar.name, x=LEFT - 10, y=baseline, class_="text", font_weight=weight, text_anchor="end"),
         element("rect", x=LEFT, y=y, width=length, height=BAR, rx=3, class_="ours" if bar.ours else "bar"),
-        element("text", f"{bar.seconds:.1f} s", x=LEFT + length + 8, y=baseline, class_="text", font_weight=weight),
+        element("text", f"{bar.value:.1f} {unit}", x=LEFT + length + 8, y=baseline, class_="text", font_weight=weight),
     ]

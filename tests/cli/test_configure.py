@@ -15,6 +15,7 @@ from estream_loader import open_package
 from estream_packer.planning import package_workload
 from estream_packer.schedules import programs_for
 from estream_spec.constants import SectionType
+from estream_spec.decode_planner import cache_bytes
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.messagepack import encode
 from estream_spec.planner import available_arena
@@ -417,6 +418,23 @@ def test_what_the_planner_chooses_is_written(sample: Path, pack: Pack) -> None:
     out = pack("configure", sample, "--name", "nvme", "--remove")[1]
     assert out.startswith("removed 'nvme', the default now is 'generic': arena ")
     assert len(schedules(sample)) == 1
+
+
+def test_single_tokens_get_all_memory_that_the_longest_prompt_leaves(sample: Path, pack: Pack) -> None:
+    with open_package(sample) as opened:
+        record = max(opened.expert_shape.record_lengths)
+        kept = cache_bytes(opened.manifest.model, 16)
+    memory = memory_for(sample, 9 * record + kept, 16, "nvme")
+    planned = "--profile", "nvme", "--memory", str(memory), "--prompt", "1,8,16"
+    status, out, _ = pack("configure", sample, *planned)
+    assert status == 0
+    first, *others = all_of(sample)[:-1]
+    assert (first.prompt_tokens, first.group_size, first.policy) == (1, 1, "post-routing")
+    assert first.arena_bytes == (first.prefetch_depth + 1) * record
+    assert first.arena_bytes == max(9 * record, *(other.arena_bytes for other in others))
+    assert all(other.prompt_tokens > 1 for other in others)
+    assert f"\n  single tokens: arena {first.arena_bytes:,} bytes, group size 1, " in out
+    assert pack("verify", sample)[0] == 0
 
 
 def all_of(path: Path) -> tuple[DeviceConfiguration, ...]:

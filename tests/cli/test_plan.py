@@ -53,6 +53,36 @@ def test_package_that_fits_stays_resident(built: Built, pack: Pack) -> None:
     assert out.splitlines()[-1].startswith("all experts are read once, before any prompt, in ")
 
 
+def test_decoding_is_planned_beside_the_prompt(pack: Pack) -> None:
+    status, out, _ = pack("plan", "olmoe-1b-7b", "--profile", "ufs-4.1", "--memory", "1G", "--prompt", "64")
+    assert status == 0
+    table = out[out.index("decoding after a prompt of 64") :].splitlines()
+    assert table[1].split() == ["prefetch", "hits", "read", "time", "tokens/s", "energy", "energy", "x", "time"]
+    assert [line.split()[0] for line in table[2:5]] == ["none", "exact", "oracle"]
+    assert re.search(r"^a prompt of 64 takes [\d.]+ J; times its time, [\d.]+ J s$", out, re.MULTILINE)
+    assert re.search(r"wants all memory that is left: an arena of [\d.]+ MiB, \d+ experts$", out, re.MULTILINE)
+    assert "\nprefetching pays here: attention of a layer hides 0.7 reads of an expert, " in out
+    assert "\nexact: figures of the prefetch router are those published, until one is trained\n" in out
+    assert "\nprefetching does not pay here: " in pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "1G")[1]
+    [least] = re.findall(r"expected at least (\d+) MiB", pack("plan", "mixtral-8x7b", *PHONE, "--memory", "64M")[2])
+    status, out, _ = pack("plan", "mixtral-8x7b", *PHONE, "--memory", f"{least}M")
+    assert status == 0
+    assert "decoding after a prompt of 512: no room for the experts of a token; more memory lets them stay\n" in out
+
+
+def test_energy_is_not_told_where_the_profile_has_no_figures(tmp_path: Path, pack: Pack) -> None:
+    profile = tmp_path / "silent.json"
+    profile.write_bytes(encode_profile(device()))
+    status, out, _ = pack("plan", "olmoe-1b-7b", "--profile", profile, "--memory", "1G")
+    assert status == 0
+    assert " takes " not in out
+    [row] = [line for line in out.splitlines() if line.startswith("oracle ")]
+    assert "J" not in row
+    found = json.loads(pack("plan", "olmoe-1b-7b", "--profile", profile, "--memory", "1G", "--json")[1])
+    assert found["energies"] == [None]
+    assert [way["energy"] for way in found["decoding"][0]["ways"]] == [None] * 3
+
+
 def test_device_with_less_memory_than_asked_for_is_told(tmp_path: Path, pack: Pack) -> None:
     profile = tmp_path / "small.json"
     memory = Count(value=1 << 30, basis="measured", source="a test")

@@ -60,8 +60,9 @@ def command(
     """Add device configurations to PACKAGE, in place, replacing those added before under that name.
 
     With --profile and --memory they are what `plan` chooses, one for each length of the prompt where it matters, all in
-    an arena that fits beside the longest prompt. Otherwise there is one for all, of --arena, --group-size and
-    --prefetch-depth.
+    an arena that fits beside the longest prompt, and one for single tokens, which decoding goes by: its arena is all
+    memory that is left then, since no expert that stays has to be read again. Otherwise there is one for all, of
+    --arena, --group-size and --prefetch-depth.
 
     They are the default from then on. They change speed and memory and never a result, and no signature minds them.
     Each edit in place leaves old bytes behind, the list of sections above all: one or two thousand in most packages.
@@ -129,7 +130,8 @@ def _configure_planned(
 
     device = find_profile(profile)
     planned = plan_prompts(str(package), device, memory, prompts or _default_prompts(package), one_arena=True)
-    choices = planned_configurations(device.name if name is None else name, planned.plans)
+    decoding = max(planned.decoding, key=lambda plan: plan.tokens)
+    choices = planned_configurations(device.name if name is None else name, planned.plans, decoding)
     written = _write(package, choices)
     _show_plans(planned)
     _show(written, choices)
@@ -187,7 +189,8 @@ def _show(heading: str, choices: Sequence[DeviceConfiguration]) -> None:
     click.echo(printable(f"{heading}:"))
     *others, last = sorted(choices, key=lambda choice: (choice.prompt_tokens == 0, choice.prompt_tokens))
     for choice in others:
-        click.echo(f"  prompts up to {choice.prompt_tokens:,}: {_described(choice)}")
+        served = f"prompts up to {choice.prompt_tokens:,}" if choice.prompt_tokens > 1 else "single tokens"
+        click.echo(f"  {served}: {_described(choice)}")
     length = f"up to {last.prompt_tokens:,}, and longer ones" if last.prompt_tokens else "of any other length"
     click.echo(f"  prompts {length}: {_described(last)}")
 

@@ -48,10 +48,15 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     and when reads start; what that will cost; and what more or less memory would do. Chosen is the smallest arena
     within 2 % of the best time, but a model that fits the memory stays resident.
 
+    Then what decoding a token after the prompt will cost in the largest arena that fits: without prefetching, with a
+    prefetch router as good as published ones, and with one that is always right, which is the most that prefetching
+    can give on the device. Where the profile says what bytes and products take, energy is told too.
+
     `configure` puts a choice into a package.
     """
     from estream_loader.console import console, print_json
     from estream_loader.small_files import require_writable, write_over
+    from estream_packer.decode_tables import decode_lines, decode_tables
     from estream_packer.planning import find_profile, notices, plan_prompts, plan_tables, seconds_text
 
     if svg is not None:
@@ -67,9 +72,11 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
         print_json(planned)
         return
     shown = console()
-    for table in plan_tables(planned):
+    for table in (*plan_tables(planned), *decode_tables(planned)):
         shown.print(table)
         shown.print()
+    for line in decode_lines(planned):
+        click.echo(line)
     click.echo(f"chosen: {RULE}")
     for plan in planned.plans:
         if plan.choice.mode == "resident":

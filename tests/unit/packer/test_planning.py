@@ -6,10 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from estream_loader import open_package
+from estream_packer.decode_tables import decode_lines
 from estream_packer.frontier_picture import frontier_svg
 from estream_packer.planning import (
     FIGURES,
@@ -21,13 +23,17 @@ from estream_packer.planning import (
     plan_prompts,
     seconds_text,
 )
+from estream_spec.constants import SectionType
 from estream_spec.errors import LinkError, MalformedError, PackError
-from estream_spec.profile import Curve, DeviceProfile, ExpertTimes, encode_profile
+from estream_spec.prefetch_router import encode_prefetch_router
+from estream_spec.profile import Curve, DeviceProfile, EnergyFigures, ExpertTimes, encode_profile
 from estream_spec.profiles import shipped_profile
 from estream_spec.shapes import SHAPES
 from estream_spec.sizes import bytes_text
 from fixtures.estream import device
+from fixtures.packages import Draft, Section
 from fixtures.packed import PackageFactory
+from fixtures.prefetching import prefetch_router_for
 
 SVG = "{http://www.w3.org/2000/svg}"
 GIB = 1 << 30
@@ -54,6 +60,24 @@ def test_package_is_planned_as_it_is(packed: PackageFactory) -> None:
         embedding = package.dense.table.ranges[0].record_length
         assert workload.dense_bytes == sum(each.record_length for each in package.dense.table.ranges) - embedding
     assert find_workload(str(packed()))[1] == workload
+
+
+def test_prefetch_router_of_a_package_counts_as_it_was_measured(tmp_path: Path) -> None:
+    draft = Draft()
+    with open_package(draft.seal()) as package:
+        router = prefetch_router_for(package)
+        counts = package.manifest.model.expert_counts
+        assert package_workload(package).needed is None
+    draft.sections.append(Section(SectionType.PREFETCH_ROUTER, encode_prefetch_router(router)))
+    path = tmp_path / "with-router.emoe"
+    path.write_bytes(draft.seal())
+    needed = find_workload(str(path))[1].needed
+    assert needed is not None
+    for count, ranks in zip(counts, needed, strict=True):
+        assert ranks == pytest.approx(np.linspace(1, 0, count))
+    plans = plan_prompts(str(path), shipped_profile("ufs-4.0"), GIB, [4])
+    assert plans.predicted
+    assert list(decode_lines(plans))[-1] == "exact: figures of the prefetch router are as measured when it was trained"
 
 
 def test_tied_embedding_stays_in_memory(packed: PackageFactory) -> None:
@@ -103,7 +127,7 @@ def test_prompt_beyond_the_context_and_too_little_memory_are_refused() -> None:
 
 def test_figures_that_are_only_estimated_are_named() -> None:
     neutral = plan_prompts("olmoe-1b-7b", shipped_profile("ufs-4.0"), GIB, [64]).estimated
-    assert "experts.flops" in neutral
+    assert {"experts.flops", "energy.idle"} <= set(neutral)
     assert "read_rates" not in neutral
 
 
@@ -122,8 +146,13 @@ def test_computing_measured_with_experts_of_another_size_is_told(measured: tuple
 
 def test_figures_are_told_in_words() -> None:
     fields = [
-        *(name for name in DeviceProfile.__struct_fields__ if name not in {"name", "about", "experts", "npu"}),
+        *(
+            name
+            for name in DeviceProfile.__struct_fields__
+            if name not in {"name", "about", "experts", "npu", "energy"}
+        ),
         *(f"experts.{name}" for name in ExpertTimes.__struct_fields__),
+        *(f"energy.{name}" for name in EnergyFigures.__struct_fields__),
     ]
     assert sorted(FIGURES) == sorted(fields)
     plans = plan_prompts("olmoe-1b-7b", device(), 3 * GIB, [64])

@@ -50,7 +50,9 @@ def test_shipped_profile_has_its_name_and_survives_encoding(name: str) -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_only_figures_with_a_named_device_or_document_are_called_measured_or_published(name: str) -> None:
     text = shipped_profile(name)
-    figures = [*text.read_rates, text.read_start_s, text.head_weight_s, text.layer_flops]
+    assert text.energy is not None
+    energies = [getattr(text.energy, field) for field in text.energy.__struct_fields__]
+    figures = [*text.read_rates, text.read_start_s, text.head_weight_s, text.layer_flops, *energies]
     for figure in figures:
         assert figure.basis == "estimated" or any(
             each in figure.source for each in ("OnePlus", "moe-fit", "llama.cpp", "EStream")

@@ -1,0 +1,68 @@
+"""Lays out what decoding after a prompt is expected to cost, and whether prefetching can pay on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from estream_packer.planning import Planned, plain_table, seconds_text
+from estream_spec.decode_planner import DecodePlan
+from estream_spec.energy import EnergySpent
+from estream_spec.sizes import bytes_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def decode_tables(planned: Planned) -> Iterator[Table]:
+    """One for each prompt length after which a token can be decoded. They fit a terminal of 80 columns."""
+    for plan in planned.decoding:
+        if not plan.ways:
+            continue
+        table = plain_table(("prefetch", "hits", "read", "time", "tokens/s", "energy", "energy x time"))
+        table.title = f"decoding after a prompt of {plan.tokens:,}"
+        for way in plan.ways:
+            costs = way.energy and energy_texts(way.energy, way.time_s)
+            sizes = f"{way.hit_rate:.1%}", bytes_text(round(way.read_bytes)), seconds_text(way.time_s)
+            table.add_row(way.strategy, *sizes, f"{1 / way.time_s:.2f}", *(costs or ("", "")))
+        yield table
+
+
+def decode_lines(planned: Planned) -> Iterator[str]:
+    """What prompts take, how large an arena decoding wants, and whether prefetching can pay."""
+    for prompt, energy in zip(planned.plans, planned.energies, strict=True):
+        if energy is not None:
+            joules, product = energy_texts(energy, prompt.choice.time_s)
+            yield f"a prompt of {prompt.tokens:,} takes {joules}; times its time, {product}"
+    for plan in planned.decoding:
+        yield from _lines(plan)
+    if any(plan.ways for plan in planned.decoding):
+        worth = "as measured when it was trained" if planned.predicted else "those published, until one is trained"
+        yield f"exact: figures of the prefetch router are {worth}"
+
+
+def energy_texts(energy: EnergySpent, time_s: float) -> tuple[str, str]:
+    """Energy and energy times delay, as people read them."""
+    joules, product = energy.total_j, energy.delay_product(time_s)
+    return _milli(joules, "J"), _milli(product, "J s")
+
+
+def _lines(plan: DecodePlan) -> Iterator[str]:
+    after = f"decoding after a prompt of {plan.tokens:,}"
+    if not plan.ways:
+        yield f"{after}: no room for the experts of a token; more memory lets them stay"
+        return
+    yield f"{after} wants all memory that is left: an arena of {bytes_text(plan.arena_bytes)}, {plan.slots:,} experts"
+    verdict = "pays" if plan.prefetching_pays else "does not pay"
+    hides = f"attention of a layer hides {plan.hidden_records:.1f} reads of an expert"
+    saves = f"{_share(plan.saving)} of a token is saved, {_share(plan.best_saving)} without a wrong guess"
+    yield f"prefetching {verdict} here: {hides}, {saves}"
+
+
+def _share(value: float) -> str:
+    """Percent, without a sign for what rounds to nothing."""
+    return f"{round(value, 3) + 0.0:.1%}"
+
+
+def _milli(value: float, unit: str) -> str:
+    return f"{value:.2f} {unit}" if value >= 1 else f"{value * 1e3:.1f} m{unit}"
