@@ -294,6 +294,13 @@ class Pager:
         self._filling.clear()
         self._reader.drain()
 
+    def forget(self) -> None:
+        """Give up all banks and forget what the arena holds, as if nothing had been read yet."""
+        self.settle()
+        self._beyond.clear()
+        for bank in self.arena.banks:
+            bank.group, bank.loaded = None, set()
+
     @property
     def slots(self) -> int:
         """Records that the arena has room for, whatever its banks; 0 where records differ in length."""

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 
 class Progress(Protocol):
-    """What something long reports to, in bytes, tokens, measurements or graphs."""
+    """What something long reports to, in bytes, tokens, measurements, graphs or runs."""
 
     def begin(self, stage: str, total: int) -> None:
         """A stage begins that will take `total`."""
@@ -29,7 +29,7 @@ class Quiet:
 
 
 @contextlib.contextmanager
-def open_progress(unit: Literal["bytes", "tokens", "measurements", "graphs"] = "bytes") -> Iterator[Progress]:
+def open_progress(unit: Literal["bytes", "tokens", "measurements", "graphs", "runs"] = "bytes") -> Iterator[Progress]:
     """A bar on standard error where that is a terminal, else nothing.
 
     Args:

@@ -65,6 +65,23 @@ class DecodeStats:
     substituted: int
     lost_share: float
 
+    @property
+    def hit_rate(self) -> float:
+        """Share of the experts needed whose records were there from earlier tokens; 0 where none was needed."""
+        return self.hits / self.demanded if self.demanded else 0.0
+
+    @property
+    def timeliness(self) -> float | None:
+        """Share of the experts read ahead and needed that were there in time; None where there are none."""
+        useful = self.timely + self.late
+        return self.timely / useful if useful else None
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the experts read ahead that were needed; None where none were read ahead."""
+        read = self.prefetched - self.dropped
+        return (self.timely + self.late) / read if read else None
+
     def __sub__(self, earlier: DecodeStats) -> DecodeStats:
         """What came since."""
         return DecodeStats(**{name: number - getattr(earlier, name) for name, number in asdict(self).items()})

@@ -171,5 +171,6 @@ class Judge:
         """What was found, in words."""
         if self.gain is None:
             return "on, not compared yet"
-        saved = f"saves {self.gain:.0%} of a token's time" if self.gain >= 0 else f"costs {-self.gain:.0%} of it"
-        return f"on: it {saved}" if self._verdict else f"off: it {saved} on this device"
+        does = "saves" if self.gain >= 0 else "costs"
+        found = f"it {does} {abs(self.gain):.0%} of a token's time"
+        return f"on: {found}" if self._verdict else f"off: {found} on this device"

@@ -12,7 +12,7 @@ import msgspec
 
 from estream_loader.console import REFUSED, tell_error
 from estream_runtime.commands.generate import figures
-from estream_runtime.commands.options import sampling_options, session_options
+from estream_runtime.commands.options import decoding_options, sampling_options, session_options
 from estream_runtime.conversation import MAX_NEW_TOKENS, Conversation, Ended
 from estream_runtime.session import Session
 from estream_spec.errors import TrapError
@@ -31,6 +31,7 @@ _WHY: Final[dict[Ended, str]] = {
 @session_options
 @click.option("--system", help="What the model is told before the conversation; not every model takes that.")
 @sampling_options(MAX_NEW_TOKENS)
+@decoding_options
 @click.option("--json", "as_json", is_flag=True, help="Print each answer, or why there is none, as one line of JSON.")
 def command(session: Session, system: str | None, as_json: bool, **sampling: Any) -> None:
     """Talk with PACKAGE, by the chat template that comes with it.

@@ -7,7 +7,8 @@ from dataclasses import asdict
 import click
 
 from estream_loader.console import print_json
-from estream_runtime.commands.options import sampling_options, session_options
+from estream_runtime.commands.options import decoding_options, sampling_options, session_options
+from estream_runtime.decoding import DecodeStats
 from estream_runtime.session import Session
 from estream_runtime.stats import Stats
 from estream_runtime.text import TextStream, encode_prompt
@@ -17,6 +18,7 @@ from estream_runtime.text import TextStream, encode_prompt
 @session_options
 @click.option("--prompt", required=True, help="The text to continue.")
 @sampling_options(128)
+@decoding_options
 @click.option("--json", "as_json", is_flag=True, help="Print text and figures as JSON when all is done.")
 def command(
     session: Session,
@@ -73,7 +75,22 @@ def _summary(stats: Stats, package_bytes: int) -> str:
     kind = "" if stats.arena_kind == "ordinary" else f" of {stats.arena_kind}"
     arena = f"arena {stats.peak_arena_bytes:,} bytes{kind}, {share:.1%} of the package's {package_bytes:,}"
     padded = f"; {stats.padded_rows / stats.tile_rows:.0%} of rows computed for none" if stats.tile_rows else ""
+    lines = [
+        f"{stats.prompt_tokens} tokens in, {stats.new_tokens} out; first token after {stats.ttft_s:.2f} s{speed}",
+        f"{backend}, {arena}; {stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads{padded}",
+    ]
+    if stats.decoding is not None:
+        lines.append(_decoding_summary(stats.decoding, stats.prefetching))
+    return "\n".join(lines)
+
+
+def _decoding_summary(decoded: DecodeStats, prefetching: str) -> str:
+    substituted = ""
+    if decoded.substituted:
+        lost = decoded.lost_share / max(decoded.layers, 1)
+        substituted = f"; {decoded.substituted:,} experts replaced, which had {lost:.1%} of the weights"
     return (
-        f"{stats.prompt_tokens} tokens in, {stats.new_tokens} out; first token after {stats.ttft_s:.2f} s{speed}\n"
-        f"{backend}, {arena}; {stats.bytes_read:,} bytes of experts read in {stats.reads:,} reads{padded}"
+        f"decoding: {decoded.hit_rate:.0%} of experts there from earlier tokens,"
+        f" {decoded.bytes_read // decoded.tokens:,} bytes and {decoded.stalls / decoded.tokens:.1f} stalls a token;"
+        f" reading ahead {prefetching}{substituted}"
     )

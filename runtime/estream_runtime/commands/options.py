@@ -6,20 +6,27 @@ import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
+import numpy as np
+import numpy.typing as npt
 
 from estream_loader import Integrity, open_package
 from estream_loader.console import FILE, SIZE_HELP, size
 from estream_loader.keys import read_signature
 from estream_loader.memory import ARENA_KINDS, ArenaKind
+from estream_loader.package import Package
 from estream_loader.policy_options import policy_of, policy_options
 from estream_runtime.backends import BACKENDS, fallback_notice
+from estream_runtime.decoding import Mode
 from estream_runtime.programs import POLICIES
-from estream_runtime.session import MAX_THREADS, Session
+from estream_runtime.session import MAX_THREADS, SUBSTITUTE_SHARE, Session
 from estream_runtime.stats import Laps, process_age_s
 from estream_spec.limits import MAX_LANES
+
+SEED: Final = 0
+"""Of random token ids: every run takes the same ones."""
 
 
 class FiniteRange(click.FloatRange):
@@ -81,8 +88,65 @@ def sampling_options(max_new_tokens: int) -> Callable[[Callable[..., None]], Cal
     return with_options
 
 
+substitute_share_option: Final = click.option(
+    "--substitute-share",
+    type=FiniteRange(0, 1, min_open=True),
+    help="In the mode stall-free: the largest share of a layer's weights that an expert has to be replaced."
+    f"  [default: {SUBSTITUTE_SHARE}, and models that route to at most two experts are refused]",
+)
+"""How far the mode `stall-free` may go."""
+
+
+def decoding_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb that makes tokens the options of how, beside those of `session_options`."""
+    prefetch = click.option(
+        "--prefetch/--no-prefetch",
+        default=True,
+        help="Whether experts are read before it is known which are needed, where the package has a prefetch router and"
+        " it turns out to pay.  [default: prefetch]",
+    )
+    mode = click.option(
+        "--mode",
+        type=click.Choice(get_args(Mode)),
+        default="exact",
+        show_default=True,
+        help="Whether a token waits for all of its experts, or may take others in place of those that are late, which"
+        " changes what is made.",
+    )
+    return prefetch(mode(substitute_share_option(verb)))
+
+
+def random_ids(count: int, vocabulary: int) -> npt.NDArray[np.int64]:
+    """A prompt of so many random tokens, always the same."""
+    return np.random.default_rng(SEED).integers(vocabulary, size=count)
+
+
 def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb the argument PACKAGE and the options of a session, and pass it the open session."""
+
+    @opener_options
+    @functools.wraps(verb)
+    def with_session(
+        _package: Package,
+        open_session: Callable[..., Session],
+        prefetch: bool = True,
+        mode: Mode = "exact",
+        substitute_share: float | None = None,
+        **rest: Any,
+    ) -> None:
+        if substitute_share is not None and mode == "exact":
+            raise click.UsageError("--substitute-share needs --mode stall-free", click.get_current_context())
+        with open_session(prefetch=prefetch, mode=mode, substitute_share=substitute_share) as session:
+            verb(session, **rest)
+
+    return with_session
+
+
+def opener_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """The same for a verb that needs several sessions: pass it the open package, and what opens sessions of it.
+
+    What opens them takes further keyword arguments of `Session`.
+    """
 
     @click.argument("package", type=FILE)
     @click.option(
@@ -135,7 +199,7 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
     )
     @policy_options
     @functools.wraps(verb)
-    def with_session(
+    def with_package(
         package: Path,
         device: str | None,
         arena: int | None,
@@ -158,18 +222,23 @@ def session_options(verb: Callable[..., None]) -> Callable[..., None]:
         laps, age_s = Laps(), process_age_s()
         with open_package(package, integrity=integrity, policy=trusted) as opened:
             laps.end("package")
-            with Session(
-                opened,
-                backend,
-                arena,
-                arena_kind=arena_kind,
-                threads=threads,
-                lanes=lanes,
-                policy=policy,
-                device=device,
-            ) as session:
+
+            def open_session(**changes: Any) -> Session:
+                session = Session(
+                    opened,
+                    backend,
+                    arena,
+                    arena_kind=arena_kind,
+                    threads=threads,
+                    lanes=lanes,
+                    policy=policy,
+                    device=device,
+                    **changes,
+                )
                 process = {} if age_s is None else {"process": age_s}
                 session.start_up_s = {**process, **laps.seconds, **session.start_up_s}
-                verb(session, **rest)
+                return session
 
-    return with_session
+            verb(opened, open_session, **rest)
+
+    return with_package

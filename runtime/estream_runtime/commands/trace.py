@@ -10,21 +10,17 @@ from typing import Final
 import click
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from estream_loader.console import print_json
 from estream_loader.small_files import require_writable, write_over
 from estream_runtime.breakdown import breakdown, lane_busy_s
-from estream_runtime.commands.options import session_options
+from estream_runtime.commands.options import random_ids, session_options
 from estream_runtime.session import Session
 from estream_runtime.text import encode_prompt
 from estream_runtime.timeline import BLOCKS, LETTERS, timeline
 from estream_spec.errors import LinkError
 from estream_spec.limits import MAX_DIMENSION
 from estream_spec.trace import Trace, encode_trace
-
-SEED: Final = 0
-"""Of the ids of --tokens: every run takes the same ones."""
 
 WIDEST: Final = 300
 """Columns of the picture at most, whatever a terminal says it has."""
@@ -47,7 +43,7 @@ def command(session: Session, prompt: str | None, tokens: int | None, output: Pa
             raise LinkError("the package has no tokenizer", path=session.package.source.name, hint="give --tokens N")
         token_ids = np.array(encode_prompt(session.package, prompt), np.int64)
     elif prompt is None and tokens is not None:
-        token_ids = _random_ids(tokens, session.package.manifest.model.vocabulary)
+        token_ids = random_ids(tokens, session.package.manifest.model.vocabulary)
     else:
         raise click.UsageError("give --prompt or --tokens", click.get_current_context())
     if output is not None:
@@ -62,10 +58,6 @@ def command(session: Session, prompt: str | None, tokens: int | None, output: Pa
         write_over(output, encode_trace(trace))
         if not as_json:
             click.echo(f"wrote {output}")
-
-
-def _random_ids(count: int, vocabulary: int) -> npt.NDArray[np.int64]:
-    return np.random.default_rng(SEED).integers(vocabulary, size=count)
 
 
 def _marks() -> str:
