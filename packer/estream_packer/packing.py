@@ -159,9 +159,7 @@ def write_package(
             writer.add(section_type, document, compress=True)
     if prefetch:
         writer.add(SectionType.PREFETCH_ROUTER, prefetch)
-    programs = programs_for(
-        ExpertShape.of(plan.model, experts), plan.device_configuration, predicts=prefetch is not None
-    )
+    programs = programs_for(ExpertShape.of(plan.model, experts), plan.device_configuration, predicts=bool(prefetch))
     for number, program in enumerate(programs):
         writer.add(SectionType.SCHEDULE, program.encode(), number, compress=True)
     manifest = Manifest(
