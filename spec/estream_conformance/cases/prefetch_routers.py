@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
-from estream_conformance.builder import Draft, Sealed, Section, Values, edit, round_up
+from estream_conformance.builder import Draft, Sealed, Section, Values, edit
 from estream_conformance.case import Made, accepted, refused
 from estream_conformance.changes import accept, put, refuse
 from estream_conformance.files import hollow
