@@ -8,17 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from estream_runtime.backends.protocol import Array, Backend, During, GraphKey, MatrixForm
-from estream_runtime.native.library import Kernel, QuantisedRows, StoredExpert, StoredMatrix
-from estream_spec.graph_interface import role_shape
+from estream_runtime.native.library import (
+    Kernel,
+    Norm,
+    QuantisedRows,
+    RowOut,
+    RowProducts,
+    StoredExpert,
+    StoredMatrix,
+)
 from estream_spec.manifest import GraphRole
 from estream_spec.model import Attention, Latent, ModelDescription
 from estream_spec.weights import Floats
+
+T = TypeVar("T")
+
+_ROWS: Final = frozenset({"x", "cos", "sin", "attended", "residual", "normed"})
+"""Inputs that are no weights."""
 
 
 class Rows:
@@ -59,6 +71,8 @@ class NativeBackend:
     def __init__(self, model: ModelDescription, graphs: Mapping[GraphKey, bytes], threads: int):
         self._model, self._graphs, self._threads = model, graphs, threads
         self._kernel = Kernel(threads)
+        self._served: dict[tuple[GraphRole, int], bool] = {}
+        self._made: dict[tuple[int, ...], Any] = {}
 
     @property
     def detail(self) -> str:
@@ -77,26 +91,26 @@ class NativeBackend:
             return self._attend(self._model.attentions[shape_class], feeds)
         if not self._serves(role, shape_class):
             return self._portable.run(role, shape_class, feeds)
-        names = role_shape(role, self._model, shape_class).matrix_names
-        matrices = {name: StoredMatrix.of(name, feeds) for name in names}
         match role:
             case "qkv":
-                return self._qkv(self._model.attentions[shape_class], feeds, matrices)
+                return self._qkv(self._model.attentions[shape_class], feeds)
             case "convolve":
-                rows = self._normed(feeds["x"], feeds, "attention_norm")
-                entry, entry_gate, exit_gate = map(rows.product, matrices.values())
+                entry, entry_gate, exit_gate = self._entering(
+                    feeds, "attention_norm", ("entry", "entry_gate", "exit_gate")
+                )
                 return {"entered": entry * entry_gate, "exit": exit_gate}
             case "out":
-                return self._out(feeds, matrices["o"])
+                return self._out(feeds)
             case "expert":
                 everything = np.ones(len(feeds["normed"]), np.float32)
                 limit = self._model.expert_blocks[shape_class].limit
                 return {"y": self._feed_forward(feeds["normed"], everything, StoredExpert.of(feeds), limit)}
             case "dense":
-                block = StoredExpert.of(feeds, names)
+                block = self._kept(feeds, lambda: StoredExpert.of(feeds, ("dense_gate", "dense_up", "dense_down")))
                 return {"y": self._feed_forward(feeds["normed"], self._shares(feeds), block, None)}
             case "head":
-                return {"logits": self._normed(feeds["x"], feeds, "final_norm").product(matrices["head"])}
+                [logits] = self._entering(feeds, "final_norm", ("head",))
+                return {"logits": logits}
 
     def expert_rows(self, normed: Floats) -> Rows:
         """See `Backend.expert_rows`."""
@@ -140,6 +154,7 @@ class NativeBackend:
     def close(self) -> None:
         """Ends the kernel's threads, and the portable backend if there is one."""
         self._kernel.close()
+        self._made.clear()
         portable = self.__dict__.get("_portable")
         if portable is not None:
             portable.close()
@@ -158,6 +173,10 @@ class NativeBackend:
 
     def _feed_forward(self, normed: Floats, shares: Floats, expert: StoredExpert, limit: float | None) -> Floats:
         """What gate, up and down make of all rows, times their shares."""
+        if len(normed) == 1:
+            y = np.empty_like(normed)
+            self._kernel.experts(normed, [expert], shares, limit, y)
+            return y
         total = np.zeros_like(normed)
         self._add(self.expert_rows(normed), np.arange(len(normed)), shares, expert, limit, total)
         return total
@@ -178,14 +197,36 @@ class NativeBackend:
     def _normed(self, x: Floats, feeds: Mapping[str, Array], name: str) -> Rows:
         return Rows(self._kernel, self._norm(x, feeds, name))
 
-    def _qkv(
-        self, attention: Attention, feeds: Mapping[str, Array], matrices: Mapping[str, StoredMatrix]
-    ) -> dict[str, Array]:
-        rows, tables = self._normed(feeds["x"], feeds, "attention_norm"), (feeds["cos"], feeds["sin"])
+    def _kept(self, weights: Mapping[str, Array], make: Callable[[], T]) -> T:
+        """What is made of weights for one row, where looking at them takes longer than computing.
+
+        It is made once for the same arrays, which it holds, so that no other arrays can be taken for them.
+        """
+        key = tuple(id(each) for name, each in weights.items() if name not in _ROWS)
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
+
+    def _entering(self, feeds: Mapping[str, Array], norm: str, names: Sequence[str]) -> list[Floats]:
+        """Products of `x`, normed, with matrices."""
+        x: Floats = feeds["x"]
+        if len(x) > 1:
+            rows = self._normed(x, feeds, norm)
+            return [rows.product(StoredMatrix.of(name, feeds)) for name in names]
+
+        def make() -> RowProducts:
+            before = Norm(feeds[norm], self._model.norm_epsilon, feeds.get(f"{norm}.bias"))
+            return RowProducts([StoredMatrix.of(name, feeds) for name in names], x.shape[1], before)
+
+        return self._kernel.row_products(self._kept(feeds, make), x)
+
+    def _qkv(self, attention: Attention, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        tables = feeds["cos"], feeds["sin"]
         if attention.latent is not None:
-            return self._latent(attention, attention.latent, rows, tables, feeds, matrices)
+            return self._latent(attention, attention.latent, tables, feeds)
         kernel, epsilon = self._kernel, self._model.norm_epsilon
-        queries, keys, values = (rows.product(matrices[name]) for name in ("q", "k", "v"))
+        queries, keys, values = self._entering(feeds, "attention_norm", ("q", "k", "v"))
         if attention.qk_norm == "full":
             queries = kernel.norm(queries, feeds["q_norm"], epsilon)
             keys = kernel.norm(keys, feeds["k_norm"], epsilon)
@@ -206,28 +247,29 @@ class NativeBackend:
         self,
         attention: Attention,
         latent: Latent,
-        rows: Rows,
         tables: tuple[Floats, Floats],
         feeds: Mapping[str, Array],
-        matrices: Mapping[str, StoredMatrix],
     ) -> dict[str, Array]:
         """Queries, keys and values by way of narrow rows."""
         kernel, heads, rotated = self._kernel, attention.heads, attention.rotated
+        rows = self._normed(feeds["x"], feeds, "attention_norm")
+
+        def product(rows: Rows, name: str) -> Floats:
+            return rows.product(StoredMatrix.of(name, feeds))
 
         def narrow(name: str) -> Rows:
-            made = rows.product(matrices[name])
-            return Rows(kernel, kernel.norm(made, feeds[f"{name}_norm"], latent.norm_epsilon))
+            return Rows(kernel, kernel.norm(product(rows, name), feeds[f"{name}_norm"], latent.norm_epsilon))
 
-        queries = (rows if latent.query_rank is None else narrow("query_latent")).product(matrices["q"])
-        shared = kernel.heads_first(rows.product(matrices["k_rotated"]), 1, tables)
+        queries = product(rows if latent.query_rank is None else narrow("query_latent"), "q")
+        shared = kernel.heads_first(product(rows, "k_rotated"), 1, tables)
         made = narrow("latent")
         keys = np.empty((heads, len(rows.x), attention.head_dim), np.float32)
         keys[..., :rotated] = shared  # the same for every head
-        keys[..., rotated:] = kernel.heads_first(made.product(matrices["k"]), heads)
+        keys[..., rotated:] = kernel.heads_first(product(made, "k"), heads)
         return {
             "queries": kernel.heads_first(queries, heads, tables),
             "keys": keys,
-            "values": kernel.heads_first(made.product(matrices["v"]), heads),
+            "values": kernel.heads_first(product(made, "v"), heads),
         }
 
     def _attend(self, attention: Attention, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -235,8 +277,11 @@ class NativeBackend:
         scale, sinks = attention.score_scale, feeds.get("sinks")
         return {"attended": self._kernel.attend(queries, keys, values, mask, scale, sinks)}
 
-    def _out(self, feeds: Mapping[str, Array], matrix: StoredMatrix) -> dict[str, Array]:
-        x = Rows(self._kernel, feeds["attended"]).product(matrix)
+    def _out(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        attended: Floats = feeds["attended"]
+        if len(attended) == 1:
+            return self._row_out(attended, feeds)
+        x = Rows(self._kernel, attended).product(StoredMatrix.of("o", feeds))
         x += feeds["residual"]
         made = {"x": x, "normed": self._norm(x, feeds, "expert_norm")}
         if "router" in feeds:
@@ -245,9 +290,23 @@ class NativeBackend:
             made["scores"] += feeds["router.bias"]
         return made
 
+    def _row_out(self, attended: Floats, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The same for one row."""
+
+        def make() -> RowOut:
+            after = Norm(feeds["expert_norm"], self._model.norm_epsilon, feeds.get("expert_norm.bias"))
+            router = feeds.get("router"), feeds.get("router.bias")
+            return RowOut(StoredMatrix.of("o", feeds), attended.shape[1], after, *router)
+
+        x, normed, scores = self._kernel.row_out(self._kept(feeds, make), attended, feeds["residual"])
+        return {"x": x, "normed": normed, **({"scores": scores} if "router" in feeds else {})}
+
     def _serves(self, role: GraphRole, shape_class: int) -> bool:
         """Whether the package has quantised activations for a role: then it has graphs of both signs of weights."""
-        return all(GraphKey(role, shape_class, kind) in self._graphs for kind in ("int8", "uint8"))
+        key = role, shape_class
+        if key not in self._served:
+            self._served[key] = all(GraphKey(*key, kind) in self._graphs for kind in ("int8", "uint8"))
+        return self._served[key]
 
     @cached_property
     def _portable(self) -> Backend:

@@ -2,10 +2,12 @@
 // running maximum and sum of Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
 #pragma once
 
+#include <float.h>
+
 #include "floats.h"
 #include "pool.h"
 
-enum { QUERIES = 64, KEYS = 128 }; // rows of a task, keys of a block
+enum { QUERIES = 64, KEYS = 128, TOGETHER = 16 }; // rows of a task, keys of a block, keys summed side by side
 
 typedef struct {
     pool *pool;
@@ -73,6 +75,14 @@ INLINE void share_row(float *scores, const float *mask, float scale, int64_t cou
         for (k = 0; k < width; k++) result[k] *= kept;
 }
 
+// Keys up to the last that any of the rows sees, and so many more that what is summed together stays so.
+INLINE int64_t seen_keys(const float *mask, int64_t rows, int64_t length) {
+    int64_t seen = length;
+    for (int none = 1; none && seen; seen -= none)
+        for (int64_t i = 0; none && i < rows; i++) none = mask[i * length + seen - 1] <= -FLT_MAX;
+    return least(round_up(seen, TOGETHER), length);
+}
+
 // Task: at most QUERIES rows of a head.
 static void attend_rows(const void *call, int64_t number, int thread) {
     const attending *c = call;
@@ -82,6 +92,7 @@ static void attend_rows(const void *call, int64_t number, int thread) {
     const float *queries = c->queries + (head * c->tokens + from) * width;
     const float *keys = c->keys + head / (c->heads / c->shared) * c->key_stride;
     const float *values = c->values + head / (c->heads / c->shared) * c->value_stride;
+    int64_t length = seen_keys(c->mask + from * c->length, rows, c->length);
     float *turned = s->rest, *result = s->rest + width * KEYS;
     // A sink is the first score that is summed, and adds nothing to the result.
     for (int64_t i = 0; i < rows; i++) {
@@ -89,8 +100,8 @@ static void attend_rows(const void *call, int64_t number, int thread) {
         s->sum[i] = c->sinks ? 1 : 0;
     }
     memset(result, 0, (size_t)(rows * value_width) * sizeof *result);
-    for (int64_t at = 0; at < c->length; at += KEYS) {
-        int64_t count = least(KEYS, c->length - at);
+    for (int64_t at = 0; at < length; at += KEYS) {
+        int64_t count = least(KEYS, length - at);
         if (rows < 6) {
             score_few(queries, rows, keys + at * width, count, width, s->scores);
         } else {

@@ -171,9 +171,8 @@ static void take_rows(few_product *product, const forms *x, const int64_t *chose
     }
 }
 
-// y[each] [tokens, N] = x @ matrices[each]. Returns 0, or 1 where memory is wanting.
-static int multiply_few(pool *p, const forms *x, int tokens, const matrix *const *matrices, int64_t count,
-                        float *const *y) {
+// y = x @ matrices, [tokens, N] of each, one after the other. Returns 0, or 1 where memory is wanting.
+static int multiply_few(pool *p, const forms *x, int tokens, const matrix *const *matrices, int64_t count, float *y) {
     step steps[MATRICES];
     int64_t all = 0, sums = 0;
     for (int64_t each = 0; each < count; each++) all += matrix_bytes(matrices[each]);
@@ -181,7 +180,7 @@ static int multiply_few(pool *p, const forms *x, int tokens, const matrix *const
         step *s = steps + each;
         *s = (step){.products = {{.m = matrices[each]}}, .count = 1};
         take_rows(s->products, x, NULL, tokens);
-        for (int i = 0; i < tokens; i++) s->y[i] = y[each] + i * matrices[each]->columns;
+        for (int i = 0; i < tokens; i++, y += matrices[each]->columns) s->y[i] = y;
         sums += divide(s->products, part_bytes(p, all), tokens);
     }
     int32_t *room = workspace(p, (size_t)sums * sizeof *room);

@@ -112,17 +112,15 @@ INLINE void rotate_row(const float *x, const float *cosine, const float *sine, i
 // y [rows, columns] = a [rows, inner] @ b [inner, columns], or adds that to y; each sum in the order of `inner`.
 INLINE void mix_part(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t inner, int rows,
                      int vectors, float *y, int64_t y_stride, int adds) {
-    floats sums[6][2];
+    floats sums[6][8], w[8];
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < vectors; v++)
             sums[i][v] = adds ? *(const floats *)(y + i * y_stride + v * FLOATS) : (floats){0};
     for (int64_t k = 0; k < inner; k++) {
-        floats first = *(const floats *)(b + k * b_stride), second = first;
-        if (vectors == 2) second = *(const floats *)(b + k * b_stride + FLOATS);
+        for (int v = 0; v < vectors; v++) w[v] = *(const floats *)(b + k * b_stride + v * FLOATS);
         for (int i = 0; i < rows; i++) {
             float x = a[i * a_stride + k];
-            sums[i][0] += x * first;
-            if (vectors == 2) sums[i][1] += x * second;
+            for (int v = 0; v < vectors; v++) sums[i][v] += x * w[v];
         }
     }
     for (int i = 0; i < rows; i++)
@@ -132,6 +130,9 @@ INLINE void mix_part(const float *a, int64_t a_stride, const float *b, int64_t b
 INLINE void mix_rows(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t inner, int rows,
                      int64_t columns, float *y, int64_t y_stride, int adds) {
     int64_t n = 0;
+    // A row alone waits for each sum, and reads memory in longer stretches, if there are many.
+    for (; rows == 1 && n + 8 * FLOATS <= columns; n += 8 * FLOATS)
+        mix_part(a, a_stride, b + n, b_stride, inner, rows, 8, y + n, y_stride, adds);
     for (; n + 2 * FLOATS <= columns; n += 2 * FLOATS)
         mix_part(a, a_stride, b + n, b_stride, inner, rows, 2, y + n, y_stride, adds);
     for (; n + FLOATS <= columns; n += FLOATS)

@@ -53,17 +53,44 @@ EXPORT int32_t kernel_product(pool *p, const char *data, const float *scale, int
                               float *y) {
     quantised x = {data, scale, row_bytes(m->group, m->rows)};
     if (!tokens) return 0;
-    if (tokens <= FEW) return multiply_few(p, &(forms){.of = {x, x}}, (int)tokens, &m, 1, &y);
+    if (tokens <= FEW) return multiply_few(p, &(forms){.of = {x, x}}, (int)tokens, &m, 1, y);
     run_products(p, &(products){.pool = p, .x = &x, .tokens = tokens, .m = m, .y = y});
     return 0;
 }
 
-// y[each] [N] = x [K] @ matrices[each], biases added. Returns 0, or 1 where memory is wanting.
-EXPORT int32_t kernel_products(pool *p, const float *x, int64_t count, const matrix *const *matrices, float *const *y) {
+// What a norm takes besides its row: see norm_row.
+typedef struct {
+    const float *weight, *bias;
+    float epsilon;
+} norm;
+
+// y = norm(x [K]) @ matrices, [N] of each, one after the other, biases added; without a norm where it is NULL. Returns
+// 0, or 1 where memory is wanting.
+EXPORT int32_t kernel_row(pool *p, const float *x, const norm *before, int64_t count, const matrix *const *matrices,
+                          float *y) {
+    int64_t columns = matrices[0]->rows;
+    float *normed = before ? malloc((size_t)columns * sizeof *normed) : NULL;
+    if (before && !normed) return 1;
+    if (before) norm_row(x, before->weight, before->bias, before->epsilon, columns, normed);
     forms rows;
-    int failed = quantise_for(&rows, x, matrices, count) || multiply_few(p, &rows, 1, matrices, count, y);
+    int failed =
+        quantise_for(&rows, before ? normed : x, matrices, count) || multiply_few(p, &rows, 1, matrices, count, y);
     free(rows.memory);
+    free(normed);
     return failed;
+}
+
+// One row through the end of an attention block: x [N] = attended [K] @ m + residual [N]; normed [N] = norm(x); and
+// where there is a router [N, experts], scores = normed @ router + bias. Returns 0, or 1 where memory is wanting.
+EXPORT int32_t kernel_row_out(pool *p, const float *attended, const matrix *m, const float *residual, const norm *after,
+                              const float *router, const float *bias, int64_t experts, float *x, float *normed,
+                              float *scores) {
+    if (kernel_row(p, attended, NULL, 1, &m, x)) return 1;
+    for (int64_t n = 0; n < m->columns; n++) x[n] += residual[n];
+    norm_row(x, after->weight, after->bias, after->epsilon, m->columns, normed);
+    if (router) mix(normed, m->columns, router, experts, m->columns, 1, experts, scores, experts, 0);
+    for (int64_t n = 0; router && bias && n < experts; n++) scores[n] += bias[n];
+    return 0;
 }
 
 // total[chosen] += shares * expert(x[chosen]); no row is chosen twice. `up_data` is the same rows as `data`, in the

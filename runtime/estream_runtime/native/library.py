@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -48,7 +49,14 @@ class _Expert(ctypes.Structure):
     _fields_ = (("gate", _Matrix), ("up", _Matrix), ("down", _Matrix))
 
 
+class _Norm(ctypes.Structure):
+    """`norm` of kernel.c."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float))
+
+
 _MATRIX: Final = POINTER(_Matrix)
+_NORM: Final = POINTER(_Norm)
 _EXPERT: Final = POINTER(_Expert)
 _SIGNATURES: Final[Mapping[str, tuple[Any, ...]]] = {
     "kernel_runs_on": (c_int32, c_char_p),
@@ -57,7 +65,11 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, ...]]] = {
     "kernel_row_bytes": (c_int64, c_int32, c_int64),
     "kernel_quantise": (None, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p),
     "kernel_product": (c_int32, c_void_p, c_void_p, c_void_p, c_int64, _MATRIX, c_void_p),
-    "kernel_products": (c_int32, c_void_p, c_void_p, c_int64, POINTER(_MATRIX), POINTER(c_void_p)),
+    "kernel_row": (c_int32, c_void_p, c_void_p, _NORM, c_int64, POINTER(_MATRIX), c_void_p),
+    "kernel_row_out": (
+        c_int32,
+        *(c_void_p, c_void_p, _MATRIX, c_void_p, _NORM, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+    ),
     "kernel_expert": (
         c_int32,
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, _EXPERT, c_float, c_void_p),
@@ -184,6 +196,67 @@ class StoredExpert:
 
 
 @dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm over rows, or layer norm.
+
+    Attributes:
+        weight: f32 `[N]`.
+        epsilon: what is added to the mean square.
+        bias: f32 `[N]` of a layer norm; None for an RMS norm.
+    """
+
+    weight: Floats
+    epsilon: float
+    bias: Floats | None = None
+
+    def for_c(self) -> _Norm:
+        """What C takes; valid as long as the norm is."""
+        return _Norm(_address(self.weight), None if self.bias is None else _address(self.bias), self.epsilon)
+
+
+class RowProducts:
+    """Matrices that one row meets together, ready for the kernel for as long as they lie where they do.
+
+    Args:
+        matrices: `[K, N]` each, at most three.
+        rows: K.
+        norm: what the row goes through before; None for nothing.
+    """
+
+    def __init__(self, matrices: Sequence[StoredMatrix], rows: int, norm: Norm | None):
+        assert 1 <= len(matrices) <= 3
+        assert norm is None or norm.weight.shape == (rows,)
+        self.rows, self.count = rows, len(matrices)
+        self.ends = list(accumulate((each.columns for each in matrices), initial=0))
+        self.norm = None if norm is None else ctypes.pointer(norm.for_c())
+        self.pointers = (_MATRIX * self.count)(*(ctypes.pointer(each.for_c(rows)) for each in matrices))
+        self._held = matrices, norm  # which C reads
+
+
+class RowOut:
+    """What one row meets at the end of an attention block, ready likewise.
+
+    Args:
+        matrix: `[K, hidden]`.
+        rows: K.
+        norm: over what experts take.
+        router: f32 `[hidden, experts]`; None where there is none.
+        bias: f32 `[experts]`, added to scores; None for nothing.
+    """
+
+    def __init__(
+        self, matrix: StoredMatrix, rows: int, norm: Norm, router: Floats | None = None, bias: Floats | None = None
+    ):
+        assert norm.weight.shape == (matrix.columns,)
+        assert router is None or len(router) == matrix.columns
+        assert bias is None or (router is not None and bias.shape == router.shape[1:])
+        self.rows, self.hidden, self.experts = rows, matrix.columns, 0 if router is None else router.shape[1]
+        self.matrix, self.norm = ctypes.pointer(matrix.for_c(rows)), ctypes.pointer(norm.for_c())
+        self.router, self.bias = (None if each is None else _address(each) for each in (router, bias))
+        self._held = matrix, norm, router, bias  # which C reads
+
+
+@dataclass(frozen=True, slots=True)
 class QuantisedRows:
     """Token rows as integers, in a form of the path's own. FORMAT.md annex A.
 
@@ -280,6 +353,39 @@ class Kernel:
         )
         return y
 
+    def row_products(self, products: RowProducts, row: Floats) -> list[Floats]:
+        """What a row `[1, K]` gives with each of the matrices, f32 `[1, N]`: what `norm` and `product` give.
+
+        Raises:
+            LinkError: memory is wanting.
+        """
+        assert row.shape == (1, products.rows)
+        ends = products.ends
+        y = np.empty((1, ends[-1]), np.float32)
+        self._call("kernel_row", _address(row), products.norm, products.count, products.pointers, _address(y))
+        return [y[:, begin:end] for begin, end in pairwise(ends)]
+
+    def row_out(self, out: RowOut, attended: Floats, residual: Floats) -> tuple[Floats, Floats, Floats]:
+        """What a row becomes at the end of an attention block: what `product`, `norm` and `mix` give.
+
+        Args:
+            out: what it meets.
+            attended: f32 `[1, K]`.
+            residual: f32 `[1, hidden]`, added to the product.
+
+        Returns:
+            f32 `[1, hidden]` and that normed, and router scores f32 `[1, experts]`.
+
+        Raises:
+            LinkError: memory is wanting.
+        """
+        assert attended.shape == (1, out.rows)
+        assert residual.shape == (1, out.hidden)
+        x, normed, scores = (np.empty((1, size), np.float32) for size in (out.hidden, out.hidden, out.experts))
+        given = _address(attended), out.matrix, _address(residual), out.norm, out.router, out.bias, out.experts
+        self._call("kernel_row_out", *given, _address(x), _address(normed), _address(scores))
+        return x, normed, scores
+
     def add_expert(
         self,
         rows: QuantisedRows,
@@ -363,6 +469,8 @@ class Kernel:
             tables: cosines and sines `[T, R]` by which the first R numbers of each head are rotated; None for none.
         """
         tokens, width = len(x), x.shape[1] // heads
+        if tokens == 1 and tables is None:
+            return x.reshape(heads, 1, width)
         y = np.empty((heads, tokens, width), np.float32)
         rotated = 0 if tables is None else tables[0].shape[1]
         assert tables is None or all(each.shape == (tokens, rotated) for each in tables)

@@ -58,8 +58,37 @@ def test_one_row_is_multiplied_with_several_matrices_at_once(driver: Driver, gro
         stored_matrix("any", 520, columns, group, random) for columns, group in zip((33, 2100, 64), groups, strict=True)
     ]
     for threads in (1, 3):
-        for found, matrix in zip(driver.products(x[0], matrices, threads), matrices, strict=True):
+        for found, matrix in zip(driver.row(x[0], matrices, threads), matrices, strict=True):
             np.testing.assert_array_equal(found, reference(x, matrix)[1][0])
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_a_row_is_normed_before_it_is_multiplied(driver: Driver, layer_norm: bool) -> None:
+    random = np.random.default_rng(0)
+    x, matrices = token_rows(["normal"], 1, 77, random), [stored_matrix("any", 77, 50, 32, random) for _ in range(2)]
+    weight, bias = token_rows(["normal"], 2, 77, random)
+    norm = weight, bias if layer_norm else None, 1e-5
+    normed = driver.norm(x, weight, 1e-5, bias=norm[1])
+    for found, matrix in zip(driver.row(x[0], matrices, 2, norm), matrices, strict=True):
+        np.testing.assert_array_equal(found, driver.product(normed, matrix)[1][0])
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("experts", [0, 3, 77])
+def test_a_row_leaves_an_attention_block_as_many_do(driver: Driver, experts: int, with_bias: bool) -> None:
+    random = np.random.default_rng(experts)
+    attended, residual = (token_rows(["normal"], 1, size, random) for size in (90, 70))
+    matrix = stored_matrix("any", 90, 70, 64, random)
+    weight = token_rows(["normal"], 1, 70, random)[0]
+    router = random.standard_normal((70, experts)).astype(np.float32) if experts else None
+    bias = random.standard_normal(experts).astype(np.float32) if with_bias and experts else None
+    x, normed, scores = driver.row_out(attended[0], matrix, residual[0], (weight, None, 1e-5), router, bias, 2)
+    expected = driver.product(attended, matrix)[1] + residual
+    np.testing.assert_array_equal(x, expected[0])
+    expected = driver.norm(expected, weight, 1e-5)
+    np.testing.assert_array_equal(normed, expected[0])
+    if router is not None:
+        np.testing.assert_array_equal(scores, driver.mix(expected, router)[0] + (0 if bias is None else bias))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 20])
