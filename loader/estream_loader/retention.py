@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 MEMORY: Final = 32
-"""Routings that `AgeingFrequency` looks back on, for each expert of the layer: 256 tokens where 8 of 64 are chosen."""
+"""Routings that `AgeingFrequency` looks back on, for each expert of the layer: 256 tokens where 8 of 64 are chosen.
+Chosen on the sample's calibration text, where half and twice as many do as well
+(`tests/bench/retention.py --calibration`)."""
 
 
 class Retention(Protocol):
@@ -159,4 +161,6 @@ RETENTIONS: Final[Mapping[str, Callable[[int], Retention]]] = MappingProxyType(
 )
 """By name; each takes the number of experts of its layer."""
 RETENTION: Final = "lfu"
-"""The one that is used where nobody chose."""
+"""The one that is used where nobody chose: on the sample model's held-out text it has more of what is demanded than the
+others at every size (61.4 % where a layer keeps 5 of 16 records, 82.3 % where it keeps 8; LRU 56.3 % and 76.4 %,
+Belady's optimum 74.1 % and 88.8 %), and where routing is even all have the same; `tests/bench/retention.py`."""
