@@ -228,7 +228,7 @@ def energy_table(shape: Shape, tokens: Mapping[str, TokenTime]) -> Iterator[Tabl
 
 RATES: Final = (32, 64, 128, 256, 512, 1024)
 SWEEP_MISFIT: Final = (
-    "where a link is so slow that attention hides one expert of eight, or so fast that there is little to hide, less is "
+    "where a link is so slow that attention hides one expert of eight, or so fast that little is left to hide, less is "
     "saved than the paper has; which model and baseline its range is of is not known here"
 )
 
