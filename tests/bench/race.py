@@ -21,7 +21,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, TextIO
@@ -37,6 +37,7 @@ import estream_spec
 from bench.bars import Bar, bars_svg
 from bench.bounded import run_bounded
 from bench.peer_programs import IK, LLAMA, UnavailableError, bench_program, on_demand_library
+from bench.readahead import readahead
 from bench.synthetic import made
 
 SHAPE: Final = "olmoe-1b-7b"
@@ -164,17 +165,8 @@ def empty_page_cache(model: Path) -> None:
         DROP_CACHES.write_text("3")
 
 
-def readahead(model: Path) -> str:
-    """What the kernel reads ahead of mapped pages of a file, by the setting of its device."""
-    device = model.stat().st_dev
-    folder = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
-    whole = folder if (folder / "queue").is_dir() else folder.parent  # partitions have no queue of their own
-    setting = whole / "queue" / "read_ahead_kb"
-    return f"{setting.read_text().strip()} KiB" if setting.exists() else "not known"
-
-
-def conditions(entrants: list[Entrant], limit: int) -> dict[str, str]:
-    """Under what the figures were found."""
+def conditions(model: Path, limit: int, programs: Mapping[str, str]) -> dict[str, str]:
+    """Under what the figures were found; `programs` says of each what it is and how it runs."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     emptied = "emptied wholly" if os.access(DROP_CACHES, os.W_OK) else "emptied of the model's file alone"
@@ -183,8 +175,8 @@ def conditions(entrants: list[Entrant], limit: int) -> dict[str, str]:
         "kernel": platform.release(),
         "memory": f"cgroup of {limit // MIB} MiB, page cache counted",
         "page cache": f"{emptied} before each run",
-        "readahead": readahead(entrants[0].model),
-        **{each.name: f"{each.release}; {each.how}" for each in entrants},
+        "readahead": readahead(model),
+        **programs,
     }
 
 
@@ -245,7 +237,8 @@ def main(
             entrants += peer()
         except UnavailableError as error:
             console.print(f"left out: {error}")
-    around = conditions(entrants, limit * MIB)
+    programs = {each.name: f"{each.release}; {each.how}" for each in entrants}
+    around = conditions(entrants[0].model, limit * MIB, programs)
     runs: list[Run] = []
     for tokens in lengths:
         for number in range(rounds):

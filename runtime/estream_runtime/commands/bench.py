@@ -154,7 +154,7 @@ def _decoding(found: DecodeBench, what: str, rounds: int) -> Iterator[str]:
             f"{_share(way.timeliness):>9}{_share(way.precision):>8}{way.waiting_s * 1e3:>8.1f} ms"
         )
     yield ""
-    yield "there: of the experts needed, from earlier tokens; stalls, waiting: layers that waited, and the time, a token"
+    yield "there: of the experts needed, from earlier tokens; stalls, waiting: layers that waited, and how long a token"
     yield "in time: of the experts read ahead and needed, there before that; useful: of those read ahead, needed"
     yield "tokens: the same by all exact ways" if found.same_tokens else "tokens: NOT the same by all exact ways"
     if all(each.precision is None for each in found.ways):
