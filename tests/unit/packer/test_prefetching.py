@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from estream_loader import open_package
+from estream_loader import Package, open_package
 from estream_packer import assemble
 from estream_packer import build as build_module
 from estream_packer.build import build
@@ -22,6 +22,7 @@ from estream_spec.errors import EmoeError, FormatError, PackError
 from estream_spec.limits import MAX_PREFETCH_ROUTER_LENGTH
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.prefetch_router import PrefetchRouter, encode_prefetch_router
+from estream_spec.schedule import Phase, Policy
 from fixtures.families import write_checkpoint as write_family
 from fixtures.olmoe import CheckpointFactory
 from fixtures.packed import FamilyFactory, PackageFactory
@@ -70,6 +71,8 @@ def test_it_is_packed_as_it_is(
         entry = package.container.section(SectionType.PREFETCH_ROUTER)
         assert package.read_section(entry) == file.read_bytes()
         assert package.manifest == without.manifest
+        assert decoding(package) == [Policy.PRE_ROUTING]
+        assert decoding(without) == [Policy.POST_ROUTING]
         assert package.file_id != without.file_id
 
 
@@ -91,6 +94,11 @@ def test_routers_are_the_same_before_they_are_packed(tmp_path: Path, packed_fami
     build(write_family(tmp_path / "checkpoint", name), output, BuildOptions(prefetch=str(path)))
     with open_package(output, integrity="full") as package:
         assert package.prefetch_router is not None
+
+
+def decoding(package: Package) -> list[int]:
+    """When the programs of a package that decode read."""
+    return [each.policy for each in package.schedules.values() if each.phase == Phase.DECODE]
 
 
 def refused(source: Path, tmp_path: Path, options: BuildOptions, making: list[int]) -> EmoeError:
@@ -176,3 +184,4 @@ def test_editing_keeps_it(
     edit_package(output, lambda package: configure_changes(package, [choice]))
     with open_package(output, integrity="full") as package:
         assert package.prefetch_router == router
+        assert decoding(package) == [Policy.PRE_ROUTING] * 2
