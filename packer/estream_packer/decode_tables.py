@@ -44,7 +44,7 @@ def decode_lines(planned: Planned) -> Iterator[str]:
 def energy_texts(energy: EnergySpent, time_s: float) -> tuple[str, str]:
     """Energy and energy times delay, as people read them."""
     joules, product = energy.total_j, energy.delay_product(time_s)
-    return _milli(joules, "J"), _milli(product, "J s")
+    return _text(joules, "J"), _text(product, "J s")
 
 
 def _lines(plan: DecodePlan) -> Iterator[str]:
@@ -64,5 +64,8 @@ def _share(value: float) -> str:
     return f"{round(value, 3) + 0.0:.1%}"
 
 
-def _milli(value: float, unit: str) -> str:
-    return f"{value:.2f} {unit}" if value >= 1 else f"{value * 1e3:.1f} m{unit}"
+def _text(value: float, unit: str) -> str:
+    """A number as people read it, in thousandths and millionths of a unit where it is small."""
+    if value >= 1:
+        return f"{value:.2f} {unit}"
+    return f"{value * 1e3:.1f} m{unit}" if value >= 1e-3 or not value else f"{value * 1e6:.1f} µ{unit}"
