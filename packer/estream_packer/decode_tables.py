@@ -55,13 +55,13 @@ def _lines(plan: DecodePlan) -> Iterator[str]:
     yield f"{after} wants all memory that is left: an arena of {bytes_text(plan.arena_bytes)}, {plan.slots:,} experts"
     verdict = "pays" if plan.prefetching_pays else "does not pay"
     hides = f"attention of a layer hides {plan.hidden_records:.1f} reads of an expert"
-    saves = f"{_share(plan.saving)} of a token is saved, {_share(plan.best_saving)} without a wrong guess"
-    yield f"prefetching {verdict} here: {hides}, {saves}"
+    yield f"prefetching {verdict} here: {hides}"
+    yield f"prefetching {_share(plan.saving)} of a token, and without a wrong guess {_share(plan.best_saving)}"
 
 
 def _share(value: float) -> str:
-    """Percent, without a sign for what rounds to nothing."""
-    return f"{round(value, 3) + 0.0:.1%}"
+    """What is gained or lost, in percent."""
+    return f"{'saves' if value >= 0 else 'costs'} {abs(value):.1%}"
 
 
 def _text(value: float, unit: str) -> str:
