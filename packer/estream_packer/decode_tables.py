@@ -44,7 +44,7 @@ def decode_lines(planned: Planned) -> Iterator[str]:
 def energy_texts(energy: EnergySpent, time_s: float) -> tuple[str, str]:
     """Energy and energy times delay, as people read them."""
     joules, product = energy.total_j, energy.delay_product(time_s)
-    return _milli(joules, "J"), _milli(product, "J s")
+    return _text(joules, "J"), _text(product, "J s")
 
 
 def _lines(plan: DecodePlan) -> Iterator[str]:
@@ -55,14 +55,17 @@ def _lines(plan: DecodePlan) -> Iterator[str]:
     yield f"{after} wants all memory that is left: an arena of {bytes_text(plan.arena_bytes)}, {plan.slots:,} experts"
     verdict = "pays" if plan.prefetching_pays else "does not pay"
     hides = f"attention of a layer hides {plan.hidden_records:.1f} reads of an expert"
-    saves = f"{_share(plan.saving)} of a token is saved, {_share(plan.best_saving)} without a wrong guess"
-    yield f"prefetching {verdict} here: {hides}, {saves}"
+    yield f"prefetching {verdict} here: {hides}"
+    yield f"prefetching {_share(plan.saving)} of a token, and without a wrong guess {_share(plan.best_saving)}"
 
 
 def _share(value: float) -> str:
-    """Percent, without a sign for what rounds to nothing."""
-    return f"{round(value, 3) + 0.0:.1%}"
+    """What is gained or lost, in percent."""
+    return f"{'saves' if value >= 0 else 'costs'} {abs(value):.1%}"
 
 
-def _milli(value: float, unit: str) -> str:
-    return f"{value:.2f} {unit}" if value >= 1 else f"{value * 1e3:.1f} m{unit}"
+def _text(value: float, unit: str) -> str:
+    """A number as people read it, in thousandths and millionths of a unit where it is small."""
+    if value >= 1:
+        return f"{value:.2f} {unit}"
+    return f"{value * 1e3:.1f} m{unit}" if value >= 1e-3 or not value else f"{value * 1e6:.1f} µ{unit}"

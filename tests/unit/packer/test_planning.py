@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from estream_loader import open_package
-from estream_packer.decode_tables import decode_lines
+from estream_packer.decode_tables import decode_lines, energy_texts
 from estream_packer.frontier_picture import frontier_svg
 from estream_packer.planning import (
     FIGURES,
@@ -24,6 +24,7 @@ from estream_packer.planning import (
     seconds_text,
 )
 from estream_spec.constants import SectionType
+from estream_spec.energy import EnergySpent
 from estream_spec.errors import LinkError, MalformedError, PackError
 from estream_spec.prefetch_router import encode_prefetch_router
 from estream_spec.profile import Curve, DeviceProfile, EnergyFigures, ExpertTimes, encode_profile
@@ -165,6 +166,14 @@ def test_figures_are_told_in_words() -> None:
 )
 def test_seconds(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("joules", "time_s", "texts"),
+    [(2.345, 2.0, ("2.35 J", "4.69 J s")), (0.0123, 0.05, ("12.3 mJ", "615.0 µJ s")), (0, 1, ("0.0 mJ", "0.0 mJ s"))],
+)
+def test_energies(joules: float, time_s: float, texts: tuple[str, str]) -> None:
+    assert energy_texts(EnergySpent(read_j=joules, memory_j=0, compute_j=0, idle_j=0), time_s) == texts
 
 
 def test_bytes() -> None:
