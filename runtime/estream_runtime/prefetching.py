@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from estream_loader.package import Package
-from estream_spec.prefetch_router import LayerPredictor
+from estream_runtime.weights import DenseWeights
+from estream_spec.prefetch_router import LayerPredictor, check_router
 from estream_spec.weights import Floats
 
 BLOCK: Final = 4
@@ -55,22 +56,32 @@ class Predictor(Protocol):
 
 
 class LearnedPredictor:
-    """Predicts by the package's prefetch router. FORMAT.md annex B.
+    """Predicts by the package's prefetch router. FORMAT.md annex A.7.
 
     Args:
         package: one that has a prefetch router.
+        dense: the weights that it was trained for, compared with it when a layer is first predicted.
 
     Raises:
         FormatError: the prefetch router is at fault, or for another model.
     """
 
-    def __init__(self, package: Package):
-        router, model = package.prefetch_router, package.manifest.model
+    def __init__(self, package: Package, dense: DenseWeights):
+        router = package.prefetch_router
         assert router is not None
-        self._layers = {each.layer: LayerPredictor.of(each, model) for each in router.layers}
+        self._model, self._dense, self._path = package.manifest.model, dense, package.source.name
+        self._stored = {each.layer: each for each in router.layers}
+        self._layers: dict[int, LayerPredictor] = {}
 
     def predict(self, layer: int, x: Floats) -> Prediction:
-        """See `Predictor.predict`."""
+        """See `Predictor.predict`.
+
+        Raises:
+            IntegrityError: the layer's router is not the one that its prefetch router was trained for.
+        """
+        if layer not in self._layers:
+            check_router(self._stored[layer], self._dense.router(layer), self._path)
+            self._layers[layer] = LayerPredictor.of(self._stored[layer], self._model)
         predictor = self._layers[layer]
         ranked = predictor.rank(x)
         count = predictor.top_k + int(predictor.extras(ranked.probabilities)[0])

@@ -193,8 +193,9 @@ class Session:
             pager = stack.enter_context(Pager(package, arena_bytes=arena_bytes, lanes=lanes, arena_kind=kind))
             laps.end("arena")
             scratch = scratch_for(package)
-            predictor = LearnedPredictor(package) if prefetch and package.prefetch_router is not None else None
             dense = DenseWeights(package, opened, scratch, self._records)
+            learned = prefetch and package.prefetch_router is not None
+            predictor = LearnedPredictor(package, dense) if learned else None
             experts = ExpertWeights(package, opened, scratch)
             decoding = Decoding(self._model, opened, experts, pager, predictor, self._substitute_share)
             self._interpreter = Interpreter(self._model, opened, pager, self._embedding, dense, experts, decoding)

@@ -21,13 +21,14 @@ from estream_spec.graph_interface import ROLES, class_count, interface, layer_cl
 from estream_spec.layout import round_up
 from estream_spec.manifest import GraphRole, Matrix, RecordLayout
 from estream_spec.model import ModelDescription
+from estream_spec.prefetch_router import ROUTER_TENSORS
 from estream_spec.weights import GROUP_SIZES, expand_nibbles
 
 Feeds = dict[str, Array]
 """Graph inputs by name."""
 
-_LOOSE: Final = frozenset({"selection_bias", "taps"})
-"""Tensors of a layer's record that no graph takes."""
+_LOOSE: Final = frozenset({"taps", *ROUTER_TENSORS})
+"""Tensors of a layer's record that are asked for by themselves."""
 _PACKED: Final = (".nibbles", ".multipliers")
 """Parts of matrices that no graph takes as they are."""
 _SIGN: Final = np.uint8(128)
@@ -122,6 +123,11 @@ class DenseWeights:
     def vector(self, layer: int, name: str) -> Array:
         """A tensor of a layer that no graph takes, f32, once there are inputs of one of its graphs."""
         return self._loose[layer][name]
+
+    def router(self, layer: int) -> Mapping[str, Array]:
+        """What decides the experts of a layer, f32, see `ROUTER_TENSORS`. Raises as `inputs` does."""
+        self.inputs("out", layer)
+        return self._loose[layer]
 
     def _needed(self, role: GraphRole, layer: int) -> list[int]:
         """Which of the records a graph takes weights from."""
