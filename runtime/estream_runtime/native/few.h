@@ -20,7 +20,7 @@ typedef struct {
 } ahead;
 
 INLINE void ask(ahead *next) {
-    __builtin_prefetch(next->row + next->column, 0, 2);
+    __builtin_prefetch(next->row + next->column);
     next->column += 64;
     if (next->column >= next->width) next->column = 0, next->row += next->stride;
 }
@@ -58,7 +58,7 @@ INLINE void few_nibbles(const uint8_t *packed, const int8_t *multipliers, int64_
         }
     }
     for (int v = 0; v < vectors; v++) {
-        __builtin_prefetch(multipliers + stride + v * 32, 0, 2);
+        __builtin_prefetch(multipliers + stride + v * 32);
         __m256i once = load(multipliers + v * 32), m[2];
         m[0] = _mm256_srai_epi16(_mm256_unpacklo_epi8(once, once), 8);
         m[1] = _mm256_srai_epi16(_mm256_unpackhi_epi8(once, once), 8);
@@ -147,6 +147,8 @@ INLINE void few_block(const matrix *m, const few_rows *f, int tokens, int64_t k,
 INLINE void few_columns(const matrix *m, const char *const *rows, int tokens, int64_t from, int64_t to, int64_t column,
                         int64_t width, int32_t *sums, int64_t pitch) {
     few_rows f;
+    ahead first = {m->weights + (m->group ? from / 2 : from) * m->columns + column, m->columns, width, 0};
+    for (int64_t line = 0; line < least(FEW_ROWS, to - from) * (width / 64); line++) ask(&first);
     for (int i = 0; i < tokens; i++) memset(sums + i * pitch, 0, (size_t)width * sizeof *sums);
     for (int64_t k = from; k < to; k += BLOCK) {
         int64_t count = least(BLOCK, to - k);

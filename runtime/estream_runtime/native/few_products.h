@@ -9,9 +9,9 @@
 #include "products.h"
 
 enum {
-    FEW_WIDTH = 2048,     // most columns of a part
-    PART_BYTES = 1 << 17, // least bytes of a part
-    SHARES = 64,          // parts that a thread has to do in a call, about, where they are no smaller than that
+    FEW_WIDTH = 4096,     // most columns of a part
+    PART_BYTES = 1 << 19, // bytes that a part has at least, if there are two for each thread,
+    SHARES = 16,          // and at most where there are more than so many for each
     STRETCH = 256,        // columns that are finished at a time
     MATRICES = 3          // most matrices that are multiplied together
 };
@@ -50,10 +50,10 @@ typedef struct {
 
 INLINE int64_t matrix_bytes(const matrix *m) { return stored_rows(m) * m->columns / (m->group ? 2 : 1); }
 
-// Bytes of a part, of so many for all threads.
+// Bytes of a part, of so many for all threads: long stretches, and yet no thread waits long for the last ones.
 INLINE int64_t part_bytes(const pool *p, int64_t all) {
-    int64_t share = all / (p->threads * SHARES);
-    return share > PART_BYTES ? share : PART_BYTES;
+    int64_t few = all / (p->threads * SHARES), many = least(PART_BYTES, all / (p->threads * 2));
+    return few > many ? few : many + 1;
 }
 
 // Says in what parts the product is made; gives how many sums there will be.
