@@ -279,8 +279,9 @@ class Slots:
     def _abandon(self, slot: int) -> None:
         """Wait for a read that nobody needs; its slot is free, and holds what has come."""
         self._strays.remove(slot)
-        self._pager.abandon(slot)
-        self._free[slot] = None
         bank = self._pager.arena.banks[slot]
+        if bank.state is BankState.FILLING:  # and not dropped when its layer was routed again before the read began
+            self._pager.abandon(slot)
+        self._free[slot] = None
         if bank.group is not None and not bank.loaded:
             self._of(bank.group[0]).pop(bank.group[1], None)
