@@ -109,7 +109,8 @@ class Slots:
     def ready(self, layer: int) -> set[int]:
         """Experts of a layer that could be computed with at once."""
         self._collect()
-        return {expert for expert, slot in self._of(layer).items() if self._pager.arrived(slot)}
+        slots, pager = self._of(layer), self._pager
+        return {expert for expert, slot in slots.items() if pager.arrived(slot) and not pager.failed(slot)}
 
     def missing(self, layer: int, experts: Iterable[int]) -> list[int]:
         """Those of some experts that are in no slot and not on their way."""
