@@ -445,8 +445,9 @@ class Session:
     ) -> T:
         """Take a batch through the layers by the program that suits it; see `Interpreter.run`."""
         program, load = self._programs.for_rows(len(batch.token_ids), self._model)
-        if decode is not None and len(batch.token_ids) == 1:
-            program, decode = decode, None
+        if decode is not None and len(batch.token_ids) == 1 and (load is None or self._interpreter.pager.slots):
+            # Of one length, records that are all there stay when the arena is divided into slots.
+            program, load, decode = decode, None, None
         if load is not None:
             self._interpreter.load(load)
         self._records.postpone()  # rows of the embedding and the first experts are wanted first
