@@ -73,17 +73,22 @@ class Slots:
         self._known: int | None = None
         """The pager's `uses` when the last program ended well, so that nothing can have changed if it still is that."""
 
-    def begin(self, kept: Mapping[int, int]) -> None:
+    def begin(self, kept: Mapping[int, int]) -> bool:
         """A decode program begins.
 
         Args:
             kept: records that each layer with experts keeps, at most.
+
+        Returns:
+            Whether it is the next after one that ended well: whatever was bound then is where it was.
         """
-        if self._pager.uses != self._known:
+        goes_on = self._pager.uses == self._known
+        if not goes_on:
             self._pager.begin()
             self._take_stock(kept)
         self._known = None
         self._pager.forget_routing()
+        return goes_on
 
     def end(self) -> None:
         """The program has ended well. Where one did not, the next takes stock of the slots."""

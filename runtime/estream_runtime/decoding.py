@@ -180,7 +180,8 @@ class Decoding:
     def begin(self, program: Program) -> None:
         """A token begins."""
         self._started, self._read = time.perf_counter(), self._pager.stats
-        self.slots.begin(self.kept(program))
+        if not self.slots.begin(self.kept(program)):
+            self._bound.clear()
 
     def end(self) -> None:
         """The token is through all layers."""
