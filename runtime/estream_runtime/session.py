@@ -108,7 +108,7 @@ class Session:
         threads: threads for computing; None takes all processors this process may use.
         lanes: reads outstanding at a time; None takes the most that any of the device's configurations asks for.
         prefetch_depth: groups read ahead, as far as the arena has room; None takes what the device's configuration
-            says, or in another arena as many as find room.
+            says, or in another arena at least one, and all where all find room.
         policy: when experts are read: `pre-routing`, before it is known which are needed, `post-routing`, once it is,
             or `on-demand`, one group at a time. None takes what the device's configurations say, or for other sizes
             `pre-routing`. Before routing nothing is read for a few tokens, since they need few experts.
