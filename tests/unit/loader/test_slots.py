@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
 from typing import Any, Final
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from estream_loader import Package, open_package
+from estream_loader.arena import Bank
 from estream_loader.pager import Binding, Pager
+from estream_loader.reading import Read, Reader
 from estream_loader.retention import RETENTIONS
 from estream_loader.slots import Slots
 from estream_spec.constants import SectionType
@@ -26,7 +29,7 @@ from estream_spec.model import DenseBlock, ExpertBlock, Layer, ModelDescription,
 from estream_spec.schedule import BankState, Opcode, Policy, Program
 from estream_spec.schedule_verifier import verify_program
 from fixtures.packages import ENCODINGS, MODEL, Draft, Section
-from fixtures.sources import FaultySource, ShuffledSource, fails_at
+from fixtures.sources import ShuffledSource, fails_at
 
 
 def block(experts: int, top_k: int, intermediate: int = 32) -> ExpertBlock:
@@ -43,7 +46,9 @@ UNEVEN: Final = replace(
 )
 """A token takes all experts of one layer, another layer has none."""
 LONGER: Final = replace(
-    EVEN, layers=(Layer(attention=0, experts=0), Layer(attention=0, experts=1)), expert_blocks=(block(5, 1), block(4, 2, 128))
+    EVEN,
+    layers=(Layer(attention=0, experts=0), Layer(attention=0, experts=1)),
+    expert_blocks=(block(5, 1), block(4, 2, 128)),
 )
 """Records of two lengths."""
 Record = tuple[int, int]
@@ -55,7 +60,13 @@ def package_of(model: ModelDescription) -> bytes:
     keys = [(role, each) for role in ROLES for each in range(class_count(role, model))]
     kinds = {"attend": "f32"}
     graphs = tuple(
-        replace(draft.manifest.graphs[0], section=1000 + number, role=role, shape_class=each, weights=kinds.get(role, "int8"))
+        replace(
+            draft.manifest.graphs[0],
+            section=1000 + number,
+            role=role,
+            shape_class=each,
+            weights=kinds.get(role, "int8"),
+        )
         for number, (role, each) in enumerate(keys)
     )
     draft.sections = [each for each in draft.sections if each.type != SectionType.GRAPH]
@@ -64,9 +75,7 @@ def package_of(model: ModelDescription) -> bytes:
     return draft.seal()
 
 
-PACKAGES: Final = {
-    name: package_of(model) for name, model in (("even", EVEN), ("uneven", UNEVEN), ("longer", LONGER))
-}
+PACKAGES: Final = {name: package_of(model) for name, model in (("even", EVEN), ("uneven", UNEVEN), ("longer", LONGER))}
 
 
 def stored(data: bytes) -> dict[Record, bytes]:
@@ -130,14 +139,13 @@ class Decoder:
         slots: what is tried.
     """
 
-    def __init__(
-        self, name: str, package: Package, program: Program, pager: Pager, gate: ShuffledSource, slots: Slots
-    ):
+    def __init__(self, name: str, package: Package, program: Program, pager: Pager, gate: ShuffledSource, slots: Slots):
         self.stored, self.shape = STORED[name], package.expert_shape
         self.places = {record: package.experts.place(*record).offset for record in self.stored}
         self.program, self.pager, self.gate, self.slots = program, pager, gate, slots
         releases = [each for each in program.instructions if each.opcode == Opcode.DEMAND_RELEASE]
         self.kept = {each.layer: each.group for each in releases}
+        self.after_prefetch: Callable[[int], None] = lambda layer: None
 
     def token(
         self,
@@ -164,6 +172,7 @@ class Decoder:
                         ranked = (predicted or {}).get(layer, ())
                         self.slots.prefetch(layer, self.slots.missing(layer, ranked)[:count])
                         assert self.kept_records() == before
+                        self.after_prefetch(layer)
                     case Opcode.DEMAND_FILL:
                         self.demand(layer, routing[layer], substitutes)
                     case Opcode.DEMAND_AWAIT:
@@ -180,6 +189,13 @@ class Decoder:
             with self.gate.flows():
                 self.pager.settle()
             raise
+
+    def let_ahead(self) -> None:
+        """Let all reads ahead of need come to their end."""
+        with self.gate.flows():
+            for slot in self.slots._ahead.values():
+                for each in self.pager._readings[slot]:
+                    each.read.outcome()
 
     def reading(self, needed: bool) -> AbstractContextManager[None]:
         """Lets reads go on where something may wait for them; otherwise they stay at the gate."""
@@ -245,16 +261,12 @@ class Decoder:
         assert not free & (kept | held | ahead | strays)
         assert not strays & (kept | held | ahead)
         assert not ahead & (kept | held)
-        for layer, count in self.kept.items():
-            assert len(slots._kept[layer]) <= count or self.demanded_in(layer)
+        assert all(len(slots._kept[layer]) <= count for layer, count in self.kept.items())
         assert all(self.pager.arena.banks[slot].state is BankState.AVAILABLE for slot in free)
-
-    def demanded_in(self, layer: int) -> bool:
-        return False
 
 
 def subset(random: np.random.Generator, count: int, size: int) -> list[int]:
-    return random.permutation(count)[:size].tolist()
+    return [int(each) for each in random.permutation(count)[:size]]
 
 
 def routings(decoder: Decoder, random: np.random.Generator) -> dict[int, list[int]]:
@@ -343,6 +355,91 @@ def test_whatever_happens_records_are_those_of_the_file(
         assert stats.dropped <= stats.prefetched
 
 
+@given(tokens=st.integers(1, 8), **{**CASES, "policy": st.just(Policy.POST_ROUTING), "retention": st.just("lru")})
+@settings(max_examples=25, deadline=None)
+def test_hits_and_reads_are_those_of_a_simple_model(
+    name: str, share: float, seed: int, tokens: int, **options: Any
+) -> None:
+    """What lies in the arena, looked at, is found there; and by LRU what a layer keeps is what it used last."""
+    random = np.random.default_rng(seed)
+    with slotted(name, slots_of(name, share), seed=seed, **options) as decoder:
+        used: dict[int, list[int]] = {layer: [] for layer in decoder.kept}
+        hits = reads = 0
+        for _ in range(tokens):
+            routing = routings(decoder, random)
+            demand = decoder.demand
+
+            def counting(layer: int, experts: Sequence[int], substitutes: bool, go_on: Any = demand) -> None:
+                nonlocal hits, reads
+                lying = {decoder.holds(slot) for slot in range(decoder.program.bank_count)}
+                there = sum((layer, expert) in lying for expert in experts)
+                hits, reads = hits + there, reads + len(experts) - there
+                assert {(layer, expert) for expert in used[layer][: decoder.kept[layer]]} <= lying
+                used[layer] = [*experts, *(each for each in used[layer] if each not in experts)]
+                go_on(layer, experts, substitutes)
+
+            decoder.demand = counting  # type: ignore[method-assign]
+            decoder.token(routing)
+            decoder.demand = demand  # type: ignore[method-assign]
+            for layer, latest in used.items():
+                assert decoder.slots._kept[layer] == {*latest[: decoder.kept[layer]]}
+        stats = decoder.slots.stats
+        assert (stats.hits, stats.timely, stats.late, stats.prefetched) == (hits, 0, 0, 0)
+        assert decoder.pager.stats.reads == len(decoder.gate.reads) == reads == stats.demanded - stats.hits
+
+
+@given(nth=st.integers(1, 40), substitutes=st.booleans(), **CASES)
+@settings(max_examples=25, deadline=None)
+def test_a_token_whose_read_fails_raises_or_does_not_need_it_and_the_next_one_works(
+    name: str, share: float, seed: int, nth: int, substitutes: bool, **options: Any
+) -> None:
+    random, failed = np.random.default_rng(seed), list[int]()
+
+    def fault(call: int, offset: int, length: int) -> None:
+        if call == nth:
+            failed.append(offset)
+            raise OSError(errno.EIO, "Input/output error")
+
+    with slotted(name, slots_of(name, share), seed=seed, fault=fault, **options) as decoder:
+        for _ in range(6):
+            routing = routings(decoder, random)
+            raised = list[int | None]()
+            try:
+                decoder.token(routing, predictions(decoder, random, routing), substitutes=substitutes)
+            except LinkError as error:
+                raised.append(error.offset)
+            needed = {decoder.places[layer, each] for layer in routing for each in routing[layer]}
+            assert raised in ([], failed)
+            assert needed.issuperset(raised)
+
+
+@given(nth=st.integers(1, 150), what=st.sampled_from(["move", "take", "submit", "outcome", "cancel"]), **CASES)
+@settings(max_examples=40, deadline=None)
+def test_an_interrupted_token_leaves_nothing_behind(
+    name: str, share: float, seed: int, nth: int, what: str, **options: Any
+) -> None:
+    random, calls = np.random.default_rng(seed), 0
+    owner: Any = {"move": Bank, "take": Bank, "submit": Reader}.get(what, Read)
+    proper = getattr(owner, what)
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth and seed % 2:
+            raise KeyboardInterrupt
+        found = proper(*arguments)
+        if calls == nth:
+            raise KeyboardInterrupt
+        return found
+
+    with slotted(name, slots_of(name, share), seed=seed, **options) as decoder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, what, interrupted)
+        for _ in range(6):
+            routing = routings(decoder, random)
+            with suppress(KeyboardInterrupt):
+                decoder.token(routing, predictions(decoder, random, routing))
+
+
 def every(decoder: Decoder, experts: Sequence[int]) -> dict[int, Sequence[int]]:
     return dict.fromkeys(decoder.kept, experts)
 
@@ -351,5 +448,77 @@ def test_what_nobody_waits_for_may_not_have_begun_when_its_layer_is_routed_again
     with slotted("even", 21, Policy.POST_ROUTING, lanes=1) as decoder:
         decoder.token(every(decoder, [0, 1]))
         decoder.token({**every(decoder, [0, 1]), 0: [2, 3]}, substitutes=True)  # 2 waits at the gate, and 3 for 2
+        assert len(decoder.slots._strays) == 2
+        decoder.gate.until_waiting(1)
         decoder.token(every(decoder, [0, 1]), substitutes=True)
+        assert len(decoder.slots._strays) == 1
         decoder.token(every(decoder, [2, 3]))
+        assert decoder.slots.stats.hits == 2 * 6
+
+
+class TestPrefetching:
+    """Three layers of seven experts, two for each token, in slots for 12: four or five are read ahead."""
+
+    SLOTS: Final = 12
+
+    def test_what_was_predicted_is_there_or_on_its_way(self) -> None:
+        with slotted("even", self.SLOTS) as decoder:
+            decoder.token(every(decoder, [0, 1]), every(decoder, [0, 1]))
+            stats = decoder.slots.stats
+            assert (stats.prefetched, stats.hits, stats.timely + stats.late) == (6, 0, 6)
+
+    def test_wrong_predictions_take_nothing_that_is_kept(self) -> None:
+        with slotted("even", self.SLOTS) as decoder:
+            for _ in range(3):
+                decoder.token(every(decoder, [0, 1]), every(decoder, [6, 5, 4, 3, 2]))
+            assert decoder.slots.stats.hits == 2 * 6
+
+    def test_reads_that_have_not_begun_are_dropped(self) -> None:
+        with slotted("even", self.SLOTS, lanes=1) as decoder:
+            decoder.after_prefetch = lambda layer: decoder.gate.until_waiting(not layer)
+            decoder.token(every(decoder, [0, 1]), {0: [6, 5, 4, 3, 2]})
+            assert (decoder.slots.stats.prefetched, decoder.slots.stats.dropped) == (4, 3)
+            assert decoder.pager.stats.reads == 1 + 6
+
+    @pytest.mark.parametrize("kind", ["device", "checksum"])
+    @pytest.mark.parametrize("needed", [False, True])
+    @pytest.mark.parametrize("substitutes", [False, True])
+    def test_one_that_fails_is_harmful_only_if_it_is_needed(self, kind: str, needed: bool, substitutes: bool) -> None:
+        with slotted("even", self.SLOTS) as decoder:
+            decoder.token(every(decoder, [0, 1]))
+            bad = decoder.places[0, 5]
+            if kind == "device":
+                decoder.gate.fault = fails_at(bad + 9)
+            else:
+                damaged = bytearray(PACKAGES["even"])
+                damaged[bad + 9] ^= 1
+                decoder.gate._data = memoryview(damaged)
+            # Read ahead at leisure, so that its failing is known by the time that substitutes are looked for.
+            decoder.after_prefetch = lambda layer: decoder.let_ahead()
+            routing = {**every(decoder, [0, 1]), 0: [1, 5] if needed else [1, 6]}
+            if needed and not substitutes:
+                with pytest.raises(LinkError if kind == "device" else IntegrityError) as caught:
+                    decoder.token(routing, {0: [5]})
+                assert caught.value.offset is not None
+                assert bad <= caught.value.offset < bad + 4096
+            else:
+                decoder.token(routing, {0: [5]}, substitutes=substitutes)
+            decoder.gate.fault = lambda call, offset, length: None
+            decoder.gate._data = memoryview(PACKAGES["even"])
+            decoder.token(routing, {0: [5]})
+
+
+def test_a_record_that_lies_there_twice_counts_once() -> None:
+    """Two groups of two, dividing which anew leaves a record of each in both halves."""
+    with slotted("even", 8, Policy.POST_ROUTING) as decoder:
+        pager = decoder.pager
+        pager.divide(2, 1)
+        pager.begin()
+        with decoder.gate.flows():
+            for number in range(2):
+                pager.fill(0, 3, number)
+                pager.await_(0, 3, number)
+                pager.release(pager.use(number).bank.index)
+        decoder.token(every(decoder, [3, 4]))
+        decoder.token(every(decoder, [3, 4]))
+        assert decoder.slots.stats.hits == 1 + 6
