@@ -21,7 +21,7 @@ import numpy as np
 from estream_loader.arena import Arena, Bank, Stay
 from estream_loader.memory import ArenaKind
 from estream_loader.package import Package
-from estream_loader.reading import Read, Reader, ReadingStats, Span
+from estream_loader.reading import Read, Reader, ReadingStats, ReadState, Span
 from estream_spec.errors import EmoeError, LinkError
 from estream_spec.manifest import LANES
 from estream_spec.schedule import BankState
@@ -248,6 +248,10 @@ class Pager:
     def arrived(self, number: int) -> bool:
         """Whether nothing is on its way to a bank any more, so that waiting for it would not take time."""
         return all(each.read.is_over for each in self._readings[number])
+
+    def failed(self, number: int) -> bool:
+        """Whether something that was on its way to a bank has not come whole, so that waiting for it would raise."""
+        return any(each.read.state is ReadState.FAILED for each in self._readings[number])
 
     def abandon(self, number: int) -> None:
         """Wait for what is on its way to a bank that nobody needs; the bank is available and keeps what has come."""

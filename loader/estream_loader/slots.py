@@ -73,17 +73,22 @@ class Slots:
         self._known: int | None = None
         """The pager's `uses` when the last program ended well, so that nothing can have changed if it still is that."""
 
-    def begin(self, kept: Mapping[int, int]) -> None:
+    def begin(self, kept: Mapping[int, int]) -> bool:
         """A decode program begins.
 
         Args:
             kept: records that each layer with experts keeps, at most.
+
+        Returns:
+            Whether it is the next after one that ended well: whatever was bound then is where it was.
         """
-        if self._pager.uses != self._known:
+        goes_on = self._pager.uses == self._known
+        if not goes_on:
             self._pager.begin()
             self._take_stock(kept)
         self._known = None
         self._pager.forget_routing()
+        return goes_on
 
     def end(self) -> None:
         """The program has ended well. Where one did not, the next takes stock of the slots."""
@@ -109,7 +114,8 @@ class Slots:
     def ready(self, layer: int) -> set[int]:
         """Experts of a layer that could be computed with at once."""
         self._collect()
-        return {expert for expert, slot in self._of(layer).items() if self._pager.arrived(slot)}
+        slots, pager = self._of(layer), self._pager
+        return {expert for expert, slot in slots.items() if pager.arrived(slot) and not pager.failed(slot)}
 
     def missing(self, layer: int, experts: Iterable[int]) -> list[int]:
         """Those of some experts that are in no slot and not on their way."""
@@ -279,8 +285,9 @@ class Slots:
     def _abandon(self, slot: int) -> None:
         """Wait for a read that nobody needs; its slot is free, and holds what has come."""
         self._strays.remove(slot)
-        self._pager.abandon(slot)
-        self._free[slot] = None
         bank = self._pager.arena.banks[slot]
+        if bank.state is BankState.FILLING:  # and not dropped when its layer was routed again before the read began
+            self._pager.abandon(slot)
+        self._free[slot] = None
         if bank.group is not None and not bank.loaded:
             self._of(bank.group[0]).pop(bank.group[1], None)

@@ -82,6 +82,10 @@ class DecodeStats:
         read = self.prefetched - self.dropped
         return (self.timely + self.late) / read if read else None
 
+    def __add__(self, other: DecodeStats) -> DecodeStats:
+        """What became of both."""
+        return DecodeStats(**{name: number + getattr(other, name) for name, number in asdict(self).items()})
+
     def __sub__(self, earlier: DecodeStats) -> DecodeStats:
         """What came since."""
         return DecodeStats(**{name: number - getattr(earlier, name) for name, number in asdict(self).items()})
@@ -176,7 +180,8 @@ class Decoding:
     def begin(self, program: Program) -> None:
         """A token begins."""
         self._started, self._read = time.perf_counter(), self._pager.stats
-        self.slots.begin(self.kept(program))
+        if not self.slots.begin(self.kept(program)):
+            self._bound.clear()
 
     def end(self) -> None:
         """The token is through all layers."""

@@ -190,6 +190,7 @@ class Interpreter:
                         self._route(rows, instruction.layer)
                         if not decodes:
                             self._leave_unread(rows, instruction.layer)
+                        self._tell(rows, instruction.layer)
                     case Opcode.DENSE:
                         with self.recorder.during("dense", instruction.layer, tokens=len(rows.x)):
                             rows.total = self._dense_graph("dense", instruction.layer, {"normed": rows.normed})["y"]
@@ -337,10 +338,14 @@ class Interpreter:
             rows.choice = expert_ids, weights
             rows.total = np.zeros_like(rows.normed)
             rows.ready = self._backend.expert_rows(rows.normed)
+
+    def _tell(self, rows: _Rows, layer: int) -> None:
+        """Tell who asked that a layer is routed, now that nothing is read in vain meanwhile."""
         if rows.on_route is not None:
-            rows.on_route(layer, expert_ids, weights)
+            rows.on_route(layer, *rows.choice)
         if self.on_layer is not None:
-            self.on_layer(layer, rows.entered, rows.scores, expert_ids)
+            assert rows.scores is not None
+            self.on_layer(layer, rows.entered, rows.scores, rows.choice[0])
 
     def _add_experts(self, rows: _Rows, instruction: Instruction) -> None:
         """Add what the chosen experts of one group give to their rows."""

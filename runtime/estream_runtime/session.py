@@ -108,7 +108,7 @@ class Session:
         threads: threads for computing; None takes all processors this process may use.
         lanes: reads outstanding at a time; None takes the most that any of the device's configurations asks for.
         prefetch_depth: groups read ahead, as far as the arena has room; None takes what the device's configuration
-            says, or in another arena as many as find room.
+            says, or in another arena at least one, and all where all find room.
         policy: when experts are read: `pre-routing`, before it is known which are needed, `post-routing`, once it is,
             or `on-demand`, one group at a time. None takes what the device's configurations say, or for other sizes
             `pre-routing`. Before routing nothing is read for a few tokens, since they need few experts.
@@ -445,8 +445,9 @@ class Session:
     ) -> T:
         """Take a batch through the layers by the program that suits it; see `Interpreter.run`."""
         program, load = self._programs.for_rows(len(batch.token_ids), self._model)
-        if decode is not None and len(batch.token_ids) == 1:
-            program, decode = decode, None
+        if decode is not None and len(batch.token_ids) == 1 and (load is None or self._interpreter.pager.slots):
+            # Of one length, records that are all there stay when the arena is divided into slots.
+            program, load, decode = decode, None, None
         if load is not None:
             self._interpreter.load(load)
         self._records.postpone()  # rows of the embedding and the first experts are wanted first

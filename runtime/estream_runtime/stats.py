@@ -124,15 +124,16 @@ class Meter:
         self._prompt_tokens, self._new_tokens = prompt_tokens, 0
         self._ttft: float | None = None
         self._spent = [0.0] * len(self._readings())
-        self._decoded = interpreter.decoding.stats
+        self._decoded = interpreter.decoding.stats - interpreter.decoding.stats
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count what happens inside."""
-        before = self._readings()
+        before, decoded = self._readings(), self._interpreter.decoding.stats
         try:
             yield
         finally:
+            self._decoded += self._interpreter.decoding.stats - decoded
             stretch = zip(self._spent, before, self._readings(), strict=True)
             self._spent = [sum_ + after - start for sum_, start, after in stretch]
 
@@ -148,7 +149,6 @@ class Meter:
         activities = dict(zip(self._interpreter.recorder.seconds, spent, strict=True))
         waiting = activities["wait"]
         arena = self._interpreter.pager.arena
-        decoded = self._interpreter.decoding.stats - self._decoded
         return Stats(
             backend=self._backend.name,
             backend_detail=self._backend.detail,
@@ -171,7 +171,7 @@ class Meter:
             tile_rows=int(tile_rows),
             padded_rows=int(padded_rows),
             reading_mode=self._interpreter.pager.mode,
-            decoding=decoded if decoded.tokens else None,
+            decoding=self._decoded if self._decoded.tokens else None,
             prefetching=self._interpreter.decoding.prefetching,
         )
 

@@ -14,6 +14,7 @@ from estream_packer.editing import Changes, NewSection, edit_package
 from estream_runtime import Session
 from estream_runtime.programs import DevicePrograms, Programs, Sizes, choose_programs
 from estream_spec.constants import SectionType
+from estream_spec.decode_compiler import compile_decode
 from estream_spec.errors import InvalidError, LinkError
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.messagepack import encode
@@ -77,7 +78,7 @@ def test_the_packages_own_program_runs_for_its_sizes(packed: PackageFactory, tmp
         assert only(choose_programs(package, Sizes(), device="generic")).many.policy == Policy.PRE_ROUTING
         with Session(package) as session:
             stats = session.prefill(PROMPT).stats
-    assert (stats.policy, stats.peak_arena_bytes, stats.lanes) == ("post-routing", 9 * RECORD, 3)
+    assert (stats.policy, stats.peak_arena_bytes, stats.lanes) == ("post-routing", TUNED.arena_bytes, 3)
 
 
 def test_a_program_of_another_policy_is_not_taken(packed: PackageFactory, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_a_program_of_another_policy_is_not_taken(packed: PackageFactory, tmp_pa
         (Sizes(), 3, 3),
         (Sizes(prefetch_depth=0), 3, 1),
         (Sizes(prefetch_depth=9), 3, 4),
-        (Sizes(group_size=2), 2, 6),
+        (Sizes(group_size=2), 2, 3),
         (Sizes(group_size=2, prefetch_depth=1), 2, 2),
         (Sizes(group_size=99), 12, 1),
         (Sizes(arena_bytes=RECORD), 1, 1),
@@ -103,7 +104,7 @@ def test_a_program_of_another_policy_is_not_taken(packed: PackageFactory, tmp_pa
         (Sizes(arena_bytes=3 * RECORD, group_size=2), 2, 1),
         (Sizes(arena_bytes=5 * RECORD + 1), 2, 2),
         (Sizes(arena_bytes=6 * RECORD), 3, 2),
-        (Sizes(arena_bytes=20 * RECORD), 3, 6),
+        (Sizes(arena_bytes=20 * RECORD), 3, 3),
         (Sizes(arena_bytes=20 * RECORD, prefetch_depth=3), 3, 4),
         (Sizes(arena_bytes=1 << 40), 3, 8),
         (Sizes(arena_bytes=1 << 80, group_size=1 << 80, prefetch_depth=1 << 80), 12, 2),
@@ -117,6 +118,50 @@ def test_what_an_arena_is_divided_into(
     for program in (found.many, found.few):
         assert (program.group_size, program.bank_count) == (group_size, banks)
         assert program.arena_bytes == group_size * banks * RECORD
+
+
+@pytest.mark.parametrize(
+    ("arena_bytes", "slots"),
+    [
+        (None, 12),
+        (2 * RECORD, None),
+        (3 * RECORD, 3),
+        (20 * RECORD + 1, 20),
+        (23 * RECORD, 23),
+        (24 * RECORD, 24),
+        (1 << 80, 24),
+    ],
+)
+@pytest.mark.parametrize("predicts", [False, True])
+def test_decoding_has_all_of_the_arena_if_a_tokens_experts_find_room(
+    arena_bytes: int | None, slots: int | None, predicts: bool, packed: PackageFactory, tmp_path: Path
+) -> None:
+    with open_package(configured(packed(), tmp_path, TUNED)) as package:
+        programs = choose_programs(package, Sizes(arena_bytes=arena_bytes))
+        found = programs.decode(predicts=predicts)
+        assert found is programs.decode(predicts=predicts)
+    if slots is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.phase, found.bank_count, found.arena_bytes) == (Phase.DECODE, slots, slots * RECORD)
+    assert found.policy == (Policy.PRE_ROUTING if predicts else Policy.POST_ROUTING)
+    assert programs.arena_bytes == slots * RECORD
+
+
+def test_the_packages_own_decode_program_runs_in_its_arena(packed: PackageFactory, tmp_path: Path) -> None:
+    """It keeps fewer records than one that is made on the spot, so that they can be told apart."""
+    with open_package(packed()) as package:
+        made = compile_decode(package.expert_shape, arena_bytes=TUNED.arena_bytes, slots=12, policy=Policy.POST_ROUTING)
+        fewer = [each._replace(group=1) if each.opcode == Opcode.DEMAND_RELEASE else each for each in made.instructions]
+        own = replace(made, instructions=tuple(fewer))
+    assert own != made
+    with open_package(configured(packed(), tmp_path, TUNED, own)) as package:
+        assert choose_programs(package, Sizes()).decode(predicts=False) == own
+        predicting = choose_programs(package, Sizes()).decode(predicts=True)
+        assert predicting is not None
+        assert predicting.policy == Policy.PRE_ROUTING
+        assert choose_programs(package, Sizes(arena_bytes=11 * RECORD)).decode(predicts=False) != own
 
 
 @pytest.mark.parametrize("arena_bytes", [0, 1, RECORD - 1, -RECORD])

@@ -29,10 +29,18 @@ RECORD = 16384
 ARENA = 4 * RECORD
 
 
-def traced(packed: PackageFactory, arena_bytes: int = ARENA, group_size: int = 1, lanes: int = 2) -> Trace:
+def traced(
+    packed: PackageFactory,
+    arena_bytes: int = ARENA,
+    group_size: int = 1,
+    lanes: int = 2,
+    prefetch_depth: int | None = None,
+) -> Trace:
     with (
         open_package(packed()) as package,
-        Session(package, arena_bytes=arena_bytes, group_size=group_size, lanes=lanes) as session,
+        Session(
+            package, arena_bytes=arena_bytes, group_size=group_size, lanes=lanes, prefetch_depth=prefetch_depth
+        ) as session,
     ):
         return session.trace(PROMPT)
 
@@ -210,7 +218,7 @@ def test_the_picture_has_a_line_for_each_track_and_fits(width: int, marks: str, 
 
 
 def test_many_banks_do_not_fill_the_screen(packed: PackageFactory) -> None:
-    trace = traced(packed, arena_bytes=(MOST_BANKS + 3) * RECORD, group_size=1)
+    trace = traced(packed, prefetch_depth=MOST_BANKS + 2, arena_bytes=(MOST_BANKS + 3) * RECORD)
     lines = timeline(trace, 80, BLOCKS)
     assert sum(each.startswith("bank ") for each in lines) == MOST_BANKS
     assert lines[-1].endswith("and 3 more of them")
