@@ -12,7 +12,7 @@ PACKAGE := $(DEMO)/sample.emoe
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 0
 
-.PHONY: help demo test lint check bench bench-large bench-peers fuzz conformance clean
+.PHONY: help demo test lint check bench bench-large bench-peers bench-decode fuzz conformance clean
 
 help:
 	@echo "make demo   pack the sample model and generate text with it, through an arena far smaller than the package"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench  measure what README claims: quality, packing, damaged packages, the pipeline, the planner (two hours)"
 	@echo "make bench-large  the pipeline with a model of 46.7 billion weights, for which it writes a file of 25 GB"
 	@echo "make bench-peers  race llama.cpp and ik_llama.cpp, which it builds first; needs root, cmake and 12 GB (an hour)"
+	@echo "make bench-decode  decoding in little memory: what a cache and reading ahead are worth, and the others (an hour)"
 	@echo "make fuzz   search for bytes that break a reader, for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make conformance  run the whole conformance suite over this loader's program (ten minutes)"
 	@echo "make clean  remove what these made"
@@ -71,6 +72,11 @@ bench-peers: $(INSTALLED)
 	@mkdir -p build/bench
 	$(BIN)/python tests/bench/race.py --tokens 128 --tokens 512 --tokens 2048 --json build/bench/race.json \
 		--picture build/bench/race.svg
+
+bench-decode: $(INSTALLED)
+	@mkdir -p build/bench
+	$(BIN)/python tests/bench/decode.py
+	$(BIN)/python tests/bench/decode_race.py --skew 1 --json build/bench/decode_race.json
 
 fuzz: $(INSTALLED)
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --jobs 2

@@ -10,11 +10,13 @@ go to all experts evenly, and a cache finds little; trained models are kinder to
   cache. The others map their files, and what the kernel reads ahead of a mapped page decides how fast they are: they
   run with its setting as this machine has it, and with smaller ones, which is put back afterwards.
 - `all in memory`: the model is in memory, and the same has been decoded before.
+- `skewed routing`, with --skew: ours alone in little memory, where some experts are needed more often than others.
 
 Programs take turns, and medians count. Exits 1 if a target is missed: in little memory 8 times as fast as either
 program as the machine is configured, and 1.5 times at its best setting; all in memory 0.8 times as fast as llama.cpp.
 
-Programs, models and the package are made as by `race.py`. Needs root for the cgroup and the setting, and quiet.
+Programs, models and the package are made as by `race.py`. Needs root for the cgroup and the setting, and quiet; takes
+about a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from bench.synthetic import made
 
 CONFIGURED: Final = "little memory"
 WARM: Final = "all in memory"
+SKEWED: Final = "little memory, skewed routing"
 PASSES: Final = 4
 """Times that each program decodes where all is in memory; the first does not count."""
 AS_CONFIGURED: Final = 8.0
@@ -56,31 +59,29 @@ class Entrant:
     """A program in the race, with one of its settings.
 
     Attributes:
+        setting: which others it races.
         name: of the program.
         release: which version.
-        how: its settings, for people.
+        how: how it runs, for people.
         model: the file it runs.
         command: what to run.
         rate: finds tokens a second in the JSON that it prints.
-        warm: whether it runs without bounds, its model in memory.
         readahead: KiB that the kernel reads ahead of its mapped pages; None for as many as it is set to.
     """
 
+    setting: str
     name: str
     release: str
     how: str
     model: Path
     command: list[str]
     rate: Callable[[Any], float]
-    warm: bool = False
     readahead: int | None = None
 
     @property
-    def setting(self) -> str:
-        """Which others it races."""
-        if self.warm:
-            return WARM
-        return CONFIGURED if self.readahead is None else f"{CONFIGURED}, readahead {self.readahead} KiB"
+    def warm(self) -> bool:
+        """Whether it runs without bounds, its model in memory."""
+        return self.setting == WARM
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,28 +127,32 @@ class Target:
         return self.ratio >= self.least
 
 
-def ours(prompt: int, tokens: int, arena_bytes: int, backend: str) -> list[Entrant]:
+def ours(prompt: int, tokens: int, arena_bytes: int, backend: str, skew: float) -> list[Entrant]:
     """This project's runtime: in little memory with an arena of so many bytes, and with one for all experts."""
     package = made(SHAPE, "w4g32").resolve()
-    return [
-        entrant_of(package, prompt, tokens, arena_bytes, backend, warm=False),
-        entrant_of(package, prompt, tokens, package.stat().st_size, backend, warm=True),
+
+    def entrant(setting: str, package: Path, arena_bytes: int, how: str) -> Entrant:
+        child, options = Path(__file__).with_name("decode_race_ours.py"), {"arena_bytes": arena_bytes}
+        first, passes = (1, PASSES) if setting == WARM else (0, 1)
+        asked = [str(package), str(prompt), str(tokens), str(passes), json.dumps({**options, "backend": backend})]
+        return Entrant(
+            setting=setting,
+            name=OURS,
+            release=f"estream-pack {estream_spec.__version__}",
+            how=f"{backend} backend, arena {how}",
+            model=package,
+            command=[sys.executable, str(child), *asked],
+            rate=lambda found: statistics.median(each["tokens_per_s"] for each in found[first:]),
+        )
+
+    little = f"of {arena_bytes // MIB} MiB"
+    found = [
+        entrant(CONFIGURED, package, arena_bytes, little),
+        entrant(WARM, package, package.stat().st_size, "for all experts"),
     ]
-
-
-def entrant_of(package: Path, prompt: int, tokens: int, arena_bytes: int, backend: str, *, warm: bool) -> Entrant:
-    """This project's runtime with a package; warm, it decodes the same several times."""
-    child, options = Path(__file__).with_name("decode_race_ours.py"), {"arena_bytes": arena_bytes, "backend": backend}
-    arguments = [str(package), str(prompt), str(tokens), str(PASSES if warm else 1), json.dumps(options)]
-    return Entrant(
-        name=OURS,
-        release=f"estream-pack {estream_spec.__version__}",
-        how=f"{backend} backend, arena {'for all experts' if warm else f'of {arena_bytes // MIB} MiB'}",
-        model=package,
-        command=[sys.executable, str(child), *arguments],
-        rate=lambda found: statistics.median(each["tokens_per_s"] for each in (found[1:] if warm else found)),
-        warm=warm,
-    )
+    if skew:
+        found.append(entrant(SKEWED, made(SHAPE, "w4g32", skew).resolve(), arena_bytes, f"{little}, skew {skew:g}"))
+    return found
 
 
 def llama(prompt: int, tokens: int, readaheads: Sequence[int | None]) -> list[Entrant]:
@@ -190,20 +195,27 @@ def peer(
 ) -> list[Entrant]:
     """Another program with each readahead, and warm; `little` and `warm` are how it runs then, and by which command."""
 
-    def entrant(how: tuple[str, list[str]], readahead: int | None = None, *, warm: bool = False) -> Entrant:
+    def entrant(setting: str, how: tuple[str, list[str]], readahead: int | None = None) -> Entrant:
         words, command = how
         return Entrant(
+            setting=setting,
             name=name,
             release=release,
             how=words,
             model=model,
             command=command,
             rate=lambda found: float(found[0]["avg_ts"]),
-            warm=warm,
             readahead=readahead,
         )
 
-    return [*(entrant(little, readahead) for readahead in readaheads), entrant(warm, warm=True)]
+    found = [entrant(WARM, warm)]
+    for readahead in readaheads:
+        found.append(entrant(CONFIGURED if readahead is None else _at(readahead), little, readahead))
+    return found
+
+
+def _at(readahead: int) -> str:
+    return f"{CONFIGURED}, readahead {readahead} KiB"
 
 
 _COMMON: Final = ("-t", str(THREADS), "-o", "json")
@@ -267,6 +279,7 @@ def report(runs: Sequence[Run]) -> Table:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=1024, show_default=True, help="MiB of the cgroup.")
 @click.option("--arena", type=click.IntRange(1), default=700, show_default=True, help="MiB of our arena.")
+@click.option("--skew", type=click.FloatRange(0), default=0, help="Also run ours on a package made with that skew.")
 @click.option("--backend", default="native", show_default=True, help="Of ours.")
 @click.option(
     "--readahead",
@@ -284,13 +297,14 @@ def main(
     rounds: int,
     limit: int,
     arena: int,
+    skew: float,
     backend: str,
     readaheads: tuple[int, ...],
     json_file: TextIO | None,
 ) -> None:
     """Measure, print the table, and say which targets are met."""
     console = Console(width=150)
-    entrants = ours(prompt, tokens, arena * MIB, backend)
+    entrants = ours(prompt, tokens, arena * MIB, backend, skew)
     settings: list[int | None] = [None, *readaheads]
     if not can_change(entrants[0].model):
         console.print("left out: other settings of the readahead, which this process may not change")
@@ -300,28 +314,28 @@ def main(
             entrants += others(prompt, tokens, settings)
         except UnavailableError as error:
             console.print(f"left out: {error}")
+    programs = {f"{each.name}, {each.setting}": f"{each.release}; {each.how}" for each in entrants}
+    around = conditions(entrants[0].model, limit * MIB, programs)
     runs: list[Run] = []
     for number in range(rounds):
         for each in entrants:
             runs.append(measured(each, limit * MIB))
-            console.print(
-                f"round {number + 1}, {each.setting}, {each.name}: {runs[-1].tokens_per_s:.2f} tokens/s",
-                highlight=False,
-            )
-    programs = {f"{each.name}, {each.setting}": f"{each.release}; {each.how}" for each in entrants}
-    around = conditions(entrants[0].model, limit * MIB, programs)
+            said = f"round {number + 1}, {each.setting}, {each.name}: {runs[-1].tokens_per_s:.2f} tokens/s"
+            console.print(said, highlight=False)
+        found = targets(runs)
+        if json_file is not None:  # after each round: the next one may not end well
+            compared = [{**asdict(target), "met": target.met} for target in found]
+            json_file.seek(0)
+            json_file.truncate()
+            ran = [asdict(each) for each in runs]
+            json.dump({"conditions": around, "targets": compared, "runs": ran}, json_file, indent=1)
+            json_file.flush()
     console.print(report(runs))
     for what, text in around.items():
         console.print(f"{what}: {text}", highlight=False)
-    found = targets(runs)
     for target in found:
         verdict = "met" if target.met else "MISSED"
         console.print(f"{verdict}: {target.what}: {target.ratio:.2f} times, at least {target.least:g}", highlight=False)
-    if json_file is not None:
-        compared = [{**asdict(target), "met": target.met} for target in found]
-        json.dump(
-            {"conditions": around, "targets": compared, "runs": [asdict(each) for each in runs]}, json_file, indent=1
-        )
     sys.exit(not all(target.met for target in found))
 
 

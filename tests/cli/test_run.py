@@ -41,12 +41,38 @@ def test_generate_shows_the_text_and_what_it_cost(run: Run, packed: PackageFacto
         text = package.tokenizer.decode(ids)
     found = run("generate", packed(), "--prompt", PROMPT, "--max-new-tokens", "20", "--arena", "48K")
     assert (found.code, found.out) == (0, f"{text}\n")
-    first, second = found.err.splitlines()
+    first, second, third = found.err.splitlines()
     assert first.startswith(f"{len(PROMPT) - 3} tokens in, 20 out; first token after ")
     assert first.endswith(" tokens/s")
     assert re.match(rf"{backends.default_backend()}( \(\w+\))?, arena 49,152 bytes, ", second)
     assert "% of the package's" in second
     assert "of experts read in" in second
+    assert re.fullmatch(
+        r"decoding: \d+% of experts there from earlier tokens, [\d,]+ bytes and \d\.\d stalls a token; "
+        r"reading ahead off",
+        third,
+    )
+
+
+def test_one_token_is_not_decoded(run: Run, packed: PackageFactory) -> None:
+    found = run("generate", packed(), "--prompt", PROMPT, "--max-new-tokens", "1")
+    assert "decoding" not in found.err
+
+
+def test_late_experts_may_be_replaced(run: Run, packed: PackageFactory) -> None:
+    options = ["--prompt", PROMPT, "--max-new-tokens", "12", "--arena", "96K"]
+    found = run("generate", packed(), *options, "--mode", "stall-free", "--substitute-share", "1")
+    assert found.code == 0
+    assert re.search(r"; reading ahead off; \d+ experts replaced, which had \d+\.\d% of the weights\n$", found.err)
+    stats = json.loads(run("generate", packed(), *options, "--mode", "stall-free", "--json").out)["stats"]
+    assert {"hits", "bytes_read", "stalls", "substituted", "lost_share"} <= {*stats["decoding"]}
+    assert json.loads(run("generate", packed(), *options, "--json").out)["stats"]["decoding"]["substituted"] == 0
+    exact = run("generate", packed(), *options, "--substitute-share", "1")
+    assert (exact.code, exact.out) == (2, "")
+    assert "--substitute-share needs --mode stall-free" in exact.err
+    refused = run("generate", packed("single"), *options, "--mode", "stall-free")
+    assert (refused.code, refused.out) == (1, "")
+    assert "loses too much in a model that routes to 1 expert" in refused.err
 
 
 def test_generate_as_json(run: Run, packed: PackageFactory) -> None:
@@ -82,7 +108,7 @@ def test_without_a_compiled_kernel_other_means_compute_and_that_is_told(
         monkeypatch.setattr(module, "paths_here", tuple)
     found = run("generate", packed(), *options)
     assert (found.code, found.out) == (0, expected.out)
-    notice, *_, cost = found.err.splitlines()
+    notice, _, cost, _ = found.err.splitlines()
     assert notice.startswith("notice: the native kernel was not compiled when estream-pack was installed, so ONNX")
     assert cost.startswith("portable, arena ")
     stats = json.loads(run("generate", packed(), *options, "--json").out)["stats"]

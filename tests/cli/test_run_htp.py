@@ -51,10 +51,11 @@ def test_standard_output_has_the_text_and_nothing_else(compiled_package: Path, t
         command, capture_output=True, env={"PYTHONPATH": ":".join(filter(None, sys.path))}, check=False
     )
     assert (found.returncode, found.stdout.decode()) == (0, f"{text}\n")
-    first, second = found.stderr.decode().splitlines()
+    first, second, third = found.stderr.decode().splitlines()
     assert first.startswith(f"{len(PROMPT) - 2} tokens in, 2 out; ")
     assert second.startswith("htp (sm8650, simulated), arena ")
     assert second.endswith("% of rows computed for none")
+    assert third.startswith("decoding: ")
 
 
 def test_the_chip_may_be_named(run: Run, compiled_package: Path, text: str) -> None:
