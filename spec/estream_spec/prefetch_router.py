@@ -202,6 +202,22 @@ class Ranked(NamedTuple):
     probabilities: Floats
 
 
+def normalised(rows: Floats, epsilon: float) -> Floats:
+    """Rows f32 `[T, hidden]` over their root mean square: annex A.7. `epsilon` is that of the model's norms."""
+    squares = np.einsum("th,th->t", rows, rows)[:, None] / np.float32(rows.shape[1])
+    found: Floats = rows / np.sqrt(squares + np.float32(epsilon))
+    return found
+
+
+def ranked_by(scores: Floats) -> Ranked:
+    """Rank experts by scores f32 `[T, E]`."""
+    experts = (-scores).argsort(axis=1, kind="stable")
+    shares = scores[np.arange(len(scores))[:, None], experts]
+    np.exp(np.subtract(shares, shares[:, :1], out=shares), out=shares)
+    shares /= shares.sum(axis=1, keepdims=True)
+    return Ranked(experts.astype(np.int32), shares)
+
+
 def features(ranked: Ranked, top_k: int) -> Floats:
     """What the confidence model sees of rows. FORMAT.md annex A.7.
 
@@ -249,7 +265,7 @@ class LayerPredictor:
         self.layer, self.top_k, self.needed = layer, top_k, needed
         self._by_expert = np.ascontiguousarray(weights.T)  # a row times this is several times as fast
         self._bias, self._confidence, self._thresholds = bias, confidence, thresholds
-        self._epsilon = np.float32(epsilon)
+        self._epsilon = epsilon
         # sigmoid(threshold - score) >= target, without the exponential; a sigmoid is never 1.
         self._sure = math.log(target / (1 - target)) if target < 1 else math.inf
 
@@ -275,14 +291,7 @@ class LayerPredictor:
         """
         # Weights that are finite may still give scores that are not: such a ranking is no good, and does no harm.
         with np.errstate(all="ignore"):
-            squares = np.einsum("th,th->t", rows, rows)[:, None] / np.float32(rows.shape[1])
-            scores = (rows / np.sqrt(squares + self._epsilon)) @ self._by_expert.T
-            scores += self._bias
-            experts = (-scores).argsort(axis=1, kind="stable")
-            shares = scores[np.arange(len(rows))[:, None], experts]
-            np.exp(np.subtract(shares, shares[:, :1], out=shares), out=shares)
-            shares /= shares.sum(axis=1, keepdims=True)
-        return Ranked(experts.astype(np.int32), shares)
+            return ranked_by(normalised(rows, self._epsilon) @ self._by_expert.T + self._bias)
 
     def extras(self, ranked: Ranked) -> Integers:
         """How many experts beyond `top_k` to predict: as few as the confidence model is sure enough of.
