@@ -175,8 +175,13 @@ class CalibrationText:
     source: Source
 
 
-def read_calibration_text(path: Path) -> CalibrationText:
+def read_calibration_text(path: Path, name: str = SOURCE, what: str = "calibration text") -> CalibrationText:
     """Read a text to calibrate on.
+
+    Args:
+        path: where it is.
+        name: what it is called among sources.
+        what: what messages call it.
 
     Raises:
         PackError: it cannot be read, is longer than `MAX_TEXT_LENGTH` bytes, empty, or not UTF-8.
@@ -184,12 +189,12 @@ def read_calibration_text(path: Path) -> CalibrationText:
     with InputFile(path) as file:
         data = file.read_all(MAX_TEXT_LENGTH)
     if not data:
-        raise PackError("calibration text is empty", path=str(path))
+        raise PackError(f"{what} is empty", path=str(path))
     try:
         content = data.decode()
     except UnicodeDecodeError as error:
-        raise PackError("calibration text is not UTF-8", path=str(path), offset=error.start) from None
-    return CalibrationText(path, content, Source(name=SOURCE, length=len(data), sha256=sha256(data).digest()))
+        raise PackError(f"{what} is not UTF-8", path=str(path), offset=error.start) from None
+    return CalibrationText(path, content, Source(name=name, length=len(data), sha256=sha256(data).digest()))
 
 
 def check_calibration_text(text: CalibrationText, checkpoint: Checkpoint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from estream_loader import Package
@@ -10,7 +10,9 @@ from estream_loader.progress import Progress, open_progress
 from estream_runtime.chat import ChatTemplate
 from estream_runtime.device import facts_here, facts_of_chip, weights_memory
 from estream_runtime.evaluation import Comparison, compare, read_text, token_log_likelihoods
+from estream_runtime.interpreter import OnLayer
 from estream_runtime.observing import Observe, open_observed
+from estream_runtime.routing import preferences
 from estream_runtime.session import Session
 from estream_runtime.text import encode_prompt
 from estream_spec.errors import EmoeError
@@ -18,10 +20,13 @@ from estream_spec.errors import EmoeError
 __all__ = [
     "Comparison",
     "chat_template_fault",
+    "encode_prompt",
     "facts_here",
     "facts_of_chip",
     "measure_quality",
+    "observe_layers",
     "observe_text",
+    "preferences",
     "read_text",
     "weights_memory",
 ]
@@ -88,3 +93,25 @@ def observe_text(package: Package, text: str, tokens: int, observe: Observe, pro
             session, token_ids, window, lambda count: progress.advance(count * length // len(token_ids))
         )
     return len(token_ids)
+
+
+def observe_layers(
+    package: Package, windows: Sequence[Sequence[int]], observe: OnLayer, advance: Callable[[int], None]
+) -> None:
+    """Run a package over windows of tokens and tell what enters each layer, and what its router says.
+
+    Args:
+        package: an open package.
+        windows: token ids, each window with nothing before it.
+        observe: told of each layer that is routed; disregard it if this raises.
+        advance: told of the tokens of each window.
+
+    Raises:
+        TrapError: a value that is not finite.
+        FormatError: the package is faulty.
+    """
+    with Session(package) as session:
+        session.interpreter.on_layer = observe
+        for window in windows:
+            session.hidden_rows(window)
+            advance(len(window))

@@ -84,7 +84,7 @@ class LearnedPredictor:
             self._layers[layer] = LayerPredictor.of(self._stored[layer], self._model)
         predictor = self._layers[layer]
         ranked = predictor.rank(x)
-        count = predictor.top_k + int(predictor.extras(ranked.probabilities)[0])
+        count = predictor.top_k + int(predictor.extras(ranked)[0])
         return Prediction(ranked.experts[0, :count].tolist(), predictor.needed[:count].tolist())
 
     def routed(self, layer: int, experts: Sequence[int]) -> None:

@@ -124,6 +124,16 @@ def _weights(shares: Floats, chosen: Rows, router: Router) -> Floats:
     return weights if router.scale == 1 else weights * np.float32(router.scale)
 
 
+def preferences(scores: Floats, router: Router, selection_bias: Floats | None = None) -> Floats:
+    """What experts are chosen by, f32 `[T, E]`, minus infinity for those of a group that is left out.
+
+    `sparsemixer` goes by scores as well: what is near the best decides weights alone. See `route` for the arguments.
+    """
+    if router.family == "sparsemixer":
+        return scores
+    return _preferences(scores, _shares(scores, router), router, selection_bias)
+
+
 def _preferences(scores: Floats, shares: Floats, router: Router, selection_bias: Floats | None) -> Floats:
     """What experts are chosen by, `[T, E]`: scores, unless weights are changed for choosing."""
     if selection_bias is None and router.groups == 1:

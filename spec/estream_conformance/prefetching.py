@@ -46,7 +46,7 @@ def prefetch_layer(made: Draft, number: int) -> Values:
         "router": router_digest(made, number),
         "weights": halves(*[0.5] * hidden * experts),
         "bias": floats(*[-1.5] * experts),
-        "confidence": floats(*[2.0] * (min(experts, top_k + 8) + 2)),
+        "confidence": floats(*[2.0] * (min(experts, top_k + 8) + 2 * experts)),
         "thresholds": floats(*range(experts - top_k + 1)),
         "needed": floats(*[0.25] * experts),
         "target": 0.5,

@@ -31,8 +31,9 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 ROUTER_TENSORS: Final = ("expert_norm", "expert_norm.bias", "router", "router.bias", "selection_bias")
 """What decides a layer's experts, by the names in its record, in the order in which it is digested."""
 BEYOND: Final = 8
-"""Probabilities beyond the first `top_k` that the confidence model sees."""
-_TINY: Final = np.finfo(np.float32).tiny
+"""Probabilities beyond the first `top_k` that the confidence model sees by rank."""
+LEAST: Final = np.float32(2**-30)
+"""Probability that a lesser one counts as where its logarithm is taken."""
 _HINT: Final = "train it anew for this model, with 'estream-pack train-prefetch'"
 
 
@@ -186,29 +187,7 @@ def router_digest(tensors: Mapping[str, NDArray[Any]]) -> bytes:
 
 def feature_count(experts: int, top_k: int) -> int:
     """Features that the confidence model of a layer sees."""
-    return min(experts, top_k + BEYOND) + 2
-
-
-def features(probabilities: Floats, top_k: int) -> Floats:
-    """What the confidence model sees of a row. FORMAT.md annex A.7.
-
-    Args:
-        probabilities: f32 `[T, E]`, falling along each row.
-        top_k: experts that a row is routed to.
-
-    Returns:
-        f32 `[T, F]`: the first `top_k + 8` probabilities, how far the last one of `top_k` is above the next, the
-        entropy in nats.
-    """
-    experts = probabilities.shape[1]
-    seen = min(experts, top_k + BEYOND)
-    found: Floats = np.empty((len(probabilities), seen + 2), np.float32)
-    found[:, :seen] = probabilities[:, :seen]
-    found[:, seen] = probabilities[:, top_k - 1] - probabilities[:, top_k] if top_k < experts else 0
-    # An expert of probability 0 counts nothing, whatever stands in for its logarithm.
-    logarithms = np.log(np.maximum(probabilities, _TINY))
-    found[:, seen + 1] = -np.einsum("te,te->t", probabilities, logarithms)
-    return found
+    return min(experts, top_k + BEYOND) + 2 * experts
 
 
 class Ranked(NamedTuple):
@@ -221,6 +200,43 @@ class Ranked(NamedTuple):
 
     experts: Integers
     probabilities: Floats
+
+
+def normalised(rows: Floats, epsilon: float) -> Floats:
+    """Rows f32 `[T, hidden]` over their root mean square: annex A.7. `epsilon` is that of the model's norms."""
+    squares = np.einsum("th,th->t", rows, rows)[:, None] / np.float32(rows.shape[1])
+    found: Floats = rows / np.sqrt(squares + np.float32(epsilon))
+    return found
+
+
+def ranked_by(scores: Floats) -> Ranked:
+    """Rank experts by scores f32 `[T, E]`."""
+    experts = (-scores).argsort(axis=1, kind="stable")
+    shares = scores[np.arange(len(scores))[:, None], experts]
+    np.exp(np.subtract(shares, shares[:, :1], out=shares), out=shares)
+    shares /= shares.sum(axis=1, keepdims=True)
+    return Ranked(experts.astype(np.int32), shares)
+
+
+def features(ranked: Ranked, top_k: int) -> Floats:
+    """What the confidence model sees of rows. FORMAT.md annex A.7.
+
+    Args:
+        ranked: the experts of rows, ranked.
+        top_k: experts that a row is routed to.
+
+    Returns:
+        f32 `[T, F]`: logarithms of the first `top_k + 8` probabilities, falling; then by expert id the logarithm of
+        each probability, and the probability itself.
+    """
+    count, experts = ranked.probabilities.shape
+    seen = min(experts, top_k + BEYOND)
+    found: Floats = np.empty((count, seen + 2 * experts), np.float32)
+    logarithms = np.log(np.maximum(ranked.probabilities, LEAST))
+    found[:, :seen] = logarithms[:, :seen]
+    np.put_along_axis(found, ranked.experts + seen, logarithms, axis=1)
+    np.put_along_axis(found, ranked.experts + (seen + experts), ranked.probabilities, axis=1)
+    return found
 
 
 class LayerPredictor:
@@ -249,7 +265,7 @@ class LayerPredictor:
         self.layer, self.top_k, self.needed = layer, top_k, needed
         self._by_expert = np.ascontiguousarray(weights.T)  # a row times this is several times as fast
         self._bias, self._confidence, self._thresholds = bias, confidence, thresholds
-        self._epsilon = np.float32(epsilon)
+        self._epsilon = epsilon
         # sigmoid(threshold - score) >= target, without the exponential; a sigmoid is never 1.
         self._sure = math.log(target / (1 - target)) if target < 1 else math.inf
 
@@ -275,27 +291,20 @@ class LayerPredictor:
         """
         # Weights that are finite may still give scores that are not: such a ranking is no good, and does no harm.
         with np.errstate(all="ignore"):
-            squares = np.einsum("th,th->t", rows, rows)[:, None] / np.float32(rows.shape[1])
-            scores = (rows / np.sqrt(squares + self._epsilon)) @ self._by_expert.T
-            scores += self._bias
-            experts = (-scores).argsort(axis=1, kind="stable")
-            shares = scores[np.arange(len(rows))[:, None], experts]
-            np.exp(np.subtract(shares, shares[:, :1], out=shares), out=shares)
-            shares /= shares.sum(axis=1, keepdims=True)
-        return Ranked(experts.astype(np.int32), shares)
+            return ranked_by(normalised(rows, self._epsilon) @ self._by_expert.T + self._bias)
 
-    def extras(self, probabilities: Floats) -> Integers:
+    def extras(self, ranked: Ranked) -> Integers:
         """How many experts beyond `top_k` to predict: as few as the confidence model is sure enough of.
 
         Args:
-            probabilities: f32 `[T, E]`, falling along each row, as `rank` gives them.
+            ranked: the experts of rows, as `rank` gives them.
 
         Returns:
             int32 `[T]`, each at most `E - top_k`.
         """
         most = len(self._thresholds) - 1
         with np.errstate(all="ignore"):
-            asked = features(probabilities, self.top_k) @ self._confidence + self._sure
+            asked = features(ranked, self.top_k) @ self._confidence + self._sure
         return np.minimum(np.searchsorted(self._thresholds, asked), most).astype(np.int32)
 
 

@@ -125,7 +125,7 @@ def read_prefetch_router(data: bytes) -> None:
         ranked = predictor.rank(rows.reshape(3, -1))
         experts = ranked.experts.shape[1]
         assert np.array_equal(np.sort(ranked.experts), np.tile(np.arange(experts), (3, 1)))
-        extras = predictor.extras(ranked.probabilities)
+        extras = predictor.extras(ranked)
         assert (extras >= 0).all()
         assert (extras <= experts - predictor.top_k).all()
 

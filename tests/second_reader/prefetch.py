@@ -57,7 +57,7 @@ def _check_layer(layer: Json, hidden: int, block: Json) -> None:
     counts = {
         "weights": hidden * experts,
         "bias": experts,
-        "confidence": min(experts, top_k + 8) + 2,
+        "confidence": min(experts, top_k + 8) + 2 * experts,
         "thresholds": experts - top_k + 1,
         "needed": experts,
     }

@@ -14,9 +14,17 @@ from typing import Final
 
 from estream_spec.errors import PackError, reason
 
-FILES: Final = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "held-out.txt", "calibration.txt")
-"""What the checkpoint consists of: the model, its card, the text it was measured on and never trained on, and some of
-the text it was trained on, to calibrate on."""
+FILES: Final = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "README.md",
+    "held-out.txt",
+    "calibration.txt",
+    "model.prefetch",
+)
+"""What the checkpoint consists of: the model, its card, the text it was measured on and never trained on, some of the
+text it was trained on, to calibrate on, and a prefetch router, for `build --prefetch`."""
 
 
 def sample_files() -> Traversable:

@@ -3,12 +3,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from estream_loader import open_package
 from estream_packer import sample
 from estream_packer.build import build
+from estream_packer.prefetch.calibrating import ranks_of
+from estream_packer.recipe import BuildOptions
+from estream_packer.running import encode_prompt, observe_layers
 from estream_packer.sample import FILES, write_sample
 from estream_spec.errors import PackError
+from estream_spec.prefetch_router import LayerPredictor
+from estream_spec.weights import Floats
 from fixtures.olmoe import CheckpointFactory, write_checkpoint
 
 
@@ -23,6 +31,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "README.md").write_text("card")
     (folder / "held-out.txt").write_text("text")
     (folder / "calibration.txt").write_text("other text")
+    (folder / "model.prefetch").write_text("a prefetch router")
     with monkeypatch.context() as patch:
         patch.setattr(sample, "sample_files", lambda: folder)
         yield folder
@@ -69,3 +78,29 @@ def test_an_installation_without_the_sample_says_so(tmp_path: Path, shipped: Pat
     with pytest.raises(PackError, match=r"lacks the sample's model\.safetensors"):
         write_sample(tmp_path / "sample")
     assert not (tmp_path / "sample").exists()
+
+
+def test_the_shipped_prefetch_router_predicts_what_the_shipped_model_needs_on_held_out_text(tmp_path: Path) -> None:
+    files = Path(str(sample.sample_files()))
+    build(files, tmp_path / "sample.emoe", BuildOptions(prefetch=str(files / "model.prefetch")))
+    missed, extras = list[float](), list[int]()
+    with open_package(tmp_path / "sample.emoe", integrity="full") as package:
+        router = package.prefetch_router
+        assert router is not None
+        assert router.overlap >= 0.99
+        predictors = {each.layer: LayerPredictor.of(each, package.manifest.model) for each in router.layers}
+
+        def observe(layer: int, entered: Floats, scores: Floats, needed: npt.NDArray[np.int32]) -> None:
+            predictor = predictors[layer]
+            ranked = predictor.rank(entered)
+            found = predictor.extras(ranked)
+            missed.extend((ranks_of(ranked.experts, needed) >= (predictor.top_k + found)[:, None]).mean(axis=1))
+            extras.extend(found)
+
+        tokens = encode_prompt(package, (files / "held-out.txt").read_text()[:8000])
+        observe_layers(
+            package, [tokens[at : at + 512] for at in range(0, len(tokens), 512)], observe, lambda count: None
+        )
+    assert len(missed) > 4 * 2000
+    assert np.mean(missed) < 0.012
+    assert np.mean(extras) < 0.7 * 4.2  # of as many fixed ones, the same in all layers, see the card

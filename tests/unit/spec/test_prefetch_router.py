@@ -18,6 +18,7 @@ from estream_spec.prefetch_router import (
     LayerPredictor,
     PrefetchLayer,
     PrefetchRouter,
+    Ranked,
     check_prefetch_router,
     check_router,
     decode_prefetch_router,
@@ -174,8 +175,7 @@ def test_every_expert_may_be_chosen() -> None:
     check_prefetch_router(router, origin, "router")
     predictor = LayerPredictor.of(router.layers[0], origin.model)
     ranked = predictor.rank(np.ones((3, 48), np.float32))
-    assert features(ranked.probabilities, 2)[:, 2].tolist() == [0] * 3
-    assert predictor.extras(ranked.probabilities).tolist() == [0] * 3
+    assert predictor.extras(ranked).tolist() == [0] * 3
 
 
 def test_a_layer_is_bound_to_its_router() -> None:
@@ -205,10 +205,9 @@ def expected_ranking(layer: PrefetchLayer, model: ModelDescription, row: Floats)
     ranking = sorted(range(count), key=lambda expert: (-scores[expert], expert))
     total = sum(math.exp(score) for score in scores)
     shares = [math.exp(scores[expert]) / total for expert in ranking]
-    seen = shares[: top_k + 8]
-    gap = shares[top_k - 1] - shares[top_k] if top_k < count else 0.0
-    entropy = -sum(share * math.log(share) for share in shares)
-    score = sum(weight * each for weight, each in zip(confidence, [*seen, gap, entropy], strict=True))
+    by_id = [shares[ranking.index(expert)] for expert in range(count)]
+    logarithms = [math.log(max(share, 2**-30)) for share in (*shares[: top_k + 8], *by_id)]
+    score = sum(weight * each for weight, each in zip(confidence, [*logarithms, *by_id], strict=True))
     sure = [1 / (1 + math.exp(score - threshold)) for threshold in np.frombuffer(layer.thresholds, "<f4")]
     return ranking, shares, next((d for d, each in enumerate(sure) if each >= layer.target), count - top_k)
 
@@ -223,7 +222,7 @@ def test_prediction_is_what_the_annex_says(model: ModelDescription) -> None:
             rows = np.random.default_rng(seed).standard_normal((20, model.hidden), np.float32) * 0.05
             ranked = predictor.rank(rows)
             assert ranked.experts.dtype == np.int32
-            found = predictor.extras(ranked.probabilities)
+            found = predictor.extras(ranked)
             assert found.dtype == np.int32
             for number, row in enumerate(rows):
                 ranking, shares, extra = expected_ranking(layer, model, row)
@@ -250,21 +249,24 @@ def test_equal_scores_go_to_the_lower_id() -> None:
 
 
 def test_scores_that_overflow_still_rank_every_expert() -> None:
-    layer = replace(SOUND.layers[0], bias=floats(*[3.4e38] * 6), confidence=floats(*[3.4e38] * 8))
+    layer = replace(SOUND.layers[0], bias=floats(*[3.4e38] * 6), confidence=floats(*[3.4e38] * 18))
     predictor = LayerPredictor.of(layer, PLAIN)
     ranked = predictor.rank(np.full((1, 48), 3e38, np.float32))
     assert sorted(ranked.experts[0].tolist()) == list(range(6))
-    assert 0 <= predictor.extras(ranked.probabilities)[0] <= 4
+    assert 0 <= predictor.extras(ranked)[0] <= 4
 
 
-@pytest.mark.parametrize(("target", "extra"), [(1e-9, 0), (1.0, 4)])
+@pytest.mark.parametrize(("target", "extra"), [(1e-300, 0), (1.0, 4)])
 def test_the_target_decides_how_many_more(target: float, extra: int) -> None:
     predictor = LayerPredictor.of(replace(SOUND.layers[0], target=target), PLAIN)
     ranked = predictor.rank(np.ones((1, 48), np.float32))
-    assert predictor.extras(ranked.probabilities).tolist() == [extra]
+    assert predictor.extras(ranked).tolist() == [extra]
 
 
-def test_an_expert_of_no_probability_adds_nothing_to_the_entropy() -> None:
-    found = features(np.array([[0.5, 0.5, 0, 0]], np.float32), 1)
-    assert found.shape == (1, feature_count(4, 1)) == (1, 6)
-    np.testing.assert_allclose(found, [[0.5, 0.5, 0, 0, 0, math.log(2)]], rtol=1e-6)
+def test_features_are_logarithms_by_rank_then_logarithms_and_probabilities_by_id() -> None:
+    ranked = Ranked(np.array([[2, 0, 1, 3]], np.int32), np.array([[0.5, 0.5, 0, 0]], np.float32))
+    found = features(ranked, 1)
+    assert found.shape == (1, feature_count(4, 1)) == (1, 12)
+    half, none = math.log(0.5), math.log(2**-30)
+    expected = [[half, half, none, none, half, none, half, none, 0.5, 0, 0.5, 0]]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
