@@ -75,6 +75,15 @@ def test_signing_works_as_shown(sample: Path, capsys: pytest.CaptureFixture[str]
         run_example("what the vendor released")
 
 
+def test_decoding_works_as_shown(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sample's own prefetch router goes into a package, which then decodes in every way."""
+    shutil.copytree(str(sample_files()), "checkpoint")
+    run_lines("--decode", others=False)
+    shown = capsys.readouterr()
+    assert "reading ahead" in shown.err
+    assert "oracle" in shown.out
+
+
 def test_compiling_works_as_shown(
     sample: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
