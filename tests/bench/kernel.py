@@ -2,10 +2,12 @@
 
     python tests/bench/kernel.py
     python tests/bench/kernel.py --threads 1 --tokens 1 --tokens 2
+    python tests/bench/kernel.py --tokens 1 --experts 8
 
 The peak is measured in between: the instructions that multiply, with nothing else around them (tests/bench/peak.c).
 Experts take turns and are more than caches hold, as in a model; what is timed is everything an expert takes, from
-gathering its rows to scattering its sums. Nothing else should run meanwhile.
+gathering its rows to scattering its sums. For one token memory is the limit, and a layer's experts may be computed in
+one call. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -74,16 +76,22 @@ def random_matrix(generator: np.random.Generator, encoding: Encoding, rows: int,
     return StoredMatrix(nibbles, multipliers, scale)
 
 
-def measure(kernel: Kernel, experts: list[StoredExpert], tokens: int, rounds: int, peak: Peak) -> tuple[float, float]:
-    """Medians of the seconds of each expert in turn, and of the peak."""
+def measure(
+    kernel: Kernel, experts: list[StoredExpert], tokens: int, together: int, rounds: int, peak: Peak
+) -> tuple[float, float]:
+    """Medians of the seconds of experts in turn, so many at once, and of the peak."""
     x = np.random.default_rng(tokens).standard_normal((tokens, HIDDEN)).astype(np.float32)
     rows = kernel.quantise(x, experts[0].packed[0])
     chosen, shares, total = np.arange(tokens), np.ones(tokens, np.float32), np.zeros((tokens, HIDDEN), np.float32)
+    out = np.empty((together, HIDDEN), np.float32)
     seconds, peaks = [], []
     for number in range(rounds):
-        expert = experts[number % len(experts)]
+        turn = [experts[(number * together + each) % len(experts)] for each in range(together)]
         begun = time.perf_counter()
-        kernel.add_expert(rows, rows, chosen, shares, expert, None, total)
+        if together > 1:
+            kernel.experts(x, turn, shares.repeat(together), None, out)
+        else:
+            kernel.add_expert(rows, rows, chosen, shares, turn[0], None, total)
         seconds.append(time.perf_counter() - begun)
         if number % PEAK_EVERY == 0:
             peaks.append(peak())
@@ -95,9 +103,12 @@ def measure(kernel: Kernel, experts: list[StoredExpert], tokens: int, rounds: in
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--encoding", type=click.Choice(get_args(Encoding)[1:]), default="w4g32", show_default=True)
 @click.option("--tokens", type=click.IntRange(1), multiple=True, default=TOKENS, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=60, show_default=True, help="Experts for each.")
-def command(name: str | None, threads: int, encoding: Any, tokens: tuple[int, ...], rounds: int) -> None:
+@click.option("--experts", "together", type=click.IntRange(1), default=1, help="Experts at once, for one token.")
+@click.option("--rounds", type=click.IntRange(1), default=60, show_default=True, help="Calls for each.")
+def command(name: str | None, threads: int, encoding: Any, tokens: tuple[int, ...], together: int, rounds: int) -> None:
     """Measure and print."""
+    if together > 1 and tokens != (1,):
+        raise click.UsageError("several experts at once take one token: --tokens 1")
     paths = {path.name: path for path in paths_here()}
     if not paths or (name is not None and name not in paths):
         raise click.ClickException(f"the kernel's paths here are: {', '.join(paths) or 'none, it was not compiled'}")
@@ -108,11 +119,16 @@ def command(name: str | None, threads: int, encoding: Any, tokens: tuple[int, ..
         StoredExpert(*(random_matrix(generator, encoding, *shape) for shape in shapes)) for _ in range(EXPERTS)
     ]
     kernel, peak = Kernel(threads, path), Peak(path, threads)
-    table = Table("tokens", "ms", "GOP/s", "peak", "share", title=f"{path.name}, {encoding}, {threads} threads")
+    title = f"{path.name}, {encoding}, {threads} threads"
+    table = Table("tokens", "ms", "GB/s", "GOP/s", "peak", "share", title=title)
+    weights = 3 * HIDDEN * INTERMEDIATE * together
+    group = GROUP_SIZES.get(encoding)
+    stored = weights if group is None else weights / 2 + weights / group
     for each in tokens:
-        seconds, most = measure(kernel, experts, each, rounds, peak)
-        rate = 6 * HIDDEN * INTERMEDIATE * each / seconds
-        table.add_row(str(each), f"{seconds * 1e3:.3f}", f"{rate / 1e9:.0f}", f"{most / 1e9:.0f}", f"{rate / most:.2f}")
+        seconds, most = measure(kernel, experts, each, together, rounds, peak)
+        rate = 2 * weights * each / seconds
+        shown = f"{stored / seconds / 1e9:.1f}", f"{rate / 1e9:.0f}", f"{most / 1e9:.0f}", f"{rate / most:.2f}"
+        table.add_row(str(each), f"{seconds * 1e3:.3f}", *shown)
     kernel.close()
     Console().print(table)
 

@@ -25,7 +25,8 @@ typedef struct {
     int32_t *sums;           // [pieces, tokens, columns]
 } few_product;
 
-// Rows of products, or with `next`: what the activation makes of those of gate and up, quantised.
+// What belongs together: a product, whose rows or shares of them are wanted; or gate and up, and what the activation
+// makes of them, quantised.
 typedef struct step {
     few_product products[2];
     int count;                 // of products

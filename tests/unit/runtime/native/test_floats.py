@@ -157,6 +157,18 @@ def test_attention_of_scores_far_apart(driver: Driver, tokens: int) -> None:
         np.testing.assert_array_equal(y, np.repeat(values[0, chosen : chosen + 1], tokens, 0))
 
 
+@pytest.mark.parametrize("hidden", [-np.finfo(np.float32).max, -np.inf])
+@pytest.mark.parametrize("tokens", [1, 7, 130])
+def test_keys_at_the_end_that_no_row_sees_change_no_bit(driver: Driver, tokens: int, hidden: float) -> None:
+    random = np.random.default_rng(tokens)
+    seen = -(-tokens // 16) * 16 + 32
+    queries, keys, values = (normal(random, 2, length, 24) for length in (tokens, seen + 300, seen + 300))
+    mask = causal_mask(tokens, seen)
+    more = np.concatenate([mask, np.full((tokens, 300), hidden, np.float32)], 1)
+    expected = driver.attend(queries, keys[:, :seen], values[:, :seen], mask, 0.2, seen)
+    np.testing.assert_array_equal(driver.attend(queries, keys, values, more, 0.2, seen + 300), expected)
+
+
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_a_sink_that_outweighs_all_keys_leaves_nothing(driver: Driver, tokens: int) -> None:
     random = np.random.default_rng(0)

@@ -45,6 +45,20 @@ def test_pools_work_side_by_side(driver: Driver, quick: tuple[Floats, Matrix]) -
     assert driver.storm(*quick, callers=4, threads=2, pools=5, calls=10) == 0
 
 
+def test_threads_go_on_with_each_expert_as_soon_as_they_may(driver: Driver) -> None:
+    """Three experts of several parts each, whose second halves wait for their first."""
+    random = np.random.default_rng(0)
+    row, shares = token_rows(["normal"], 1, 300, random)[0], np.ones(3, np.float32)
+    shapes = ((300, 600), (300, 600), (600, 300))
+    experts = [
+        (first, second, third)
+        for first, second, third in ([stored_matrix("any", *shape, 32, random) for shape in shapes] for _ in range(3))
+    ]
+    alone = driver.experts(row, shares, experts)
+    for _ in range(20):
+        np.testing.assert_array_equal(driver.experts(row, shares, experts, 3), alone)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
 def test_closed_pools_leave_no_thread(driver: Driver, quick: tuple[Floats, Matrix]) -> None:
     driver.storm(*quick, callers=1, threads=1, pools=1, calls=1)
