@@ -240,10 +240,8 @@ def _ways(
     package: Package, open_session: Callable[..., Session], recording: Recording, substitute_share: float | None
 ) -> tuple[list[Way], list[str]]:
     """The ways that this package allows, and notices of the others."""
-    ways, notices = (
-        [Way("no cache", forgets=True), Way(CACHE), Way("cache, previous token", predictor=PreviousToken)],
-        [],
-    )
+    ways = [Way("no cache", forgets=True), Way(CACHE), Way("cache, previous token", predictor=PreviousToken)]
+    notices = []
     if package.prefetch_router is None:
         hint = "'estream-pack train-prefetch' trains one, and 'estream-pack build --prefetch' takes it in"
         notices.append(f"without a prefetch router, nothing is read ahead by APEX; {hint}")
@@ -254,7 +252,8 @@ def _ways(
         open_session(**stall_free.options).close()
         ways.append(stall_free)
     except LinkError as error:
-        notices.append(f"{error.message}, so that is left out; --substitute-share asks for it all the same")
+        hint = "" if error.hint is None else "; --substitute-share asks for it all the same"
+        notices.append(f"{error.message}, so that is left out{hint}")
     return [*ways, Way("cache, oracle", predictor=lambda: Oracle(recording.routing))], notices
 
 

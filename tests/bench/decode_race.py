@@ -3,8 +3,9 @@
     python tests/bench/decode_race.py
     python tests/bench/decode_race.py --tokens 8 --rounds 1 --json race.json
 
-What is timed is decoding alone: random tokens, one at a time, after a random prompt. Weights are random too, so tokens
-go to all experts evenly, and a cache finds little; trained models are kinder to it.
+What is timed is decoding alone, one token at a time after a random prompt: random tokens, and with ours those that it
+makes, which with random weights are as random. Tokens then go to all experts evenly, so that a cache finds little;
+trained models are kinder to it.
 
 - `little memory`: each run is a process in a memory cgroup that counts page cache too, and begins with an empty page
   cache. The others map their files, and what the kernel reads ahead of a mapped page decides how fast they are: they
