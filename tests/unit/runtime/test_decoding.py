@@ -236,6 +236,17 @@ def test_a_prefetch_router_changes_nothing_but_what_is_read_when(packed: Package
     assert stats[1].prefetching == "off"
 
 
+@pytest.mark.parametrize("slots", [3, 24])
+def test_where_nothing_can_be_read_ahead_nothing_is_compared(
+    slots: int, packed: PackageFactory, tmp_path: Path
+) -> None:
+    path = edited(packed(), tmp_path / "predicting.emoe")
+    with open_package(path) as package, Session(package, threads=1, arena_bytes=slots * RECORD) as session:
+        run = session.generate(PROMPT, 30)
+        assert len(list(run)) == 30
+        assert run.stats.prefetching == "off: all experts find room, or no more than those of a token"
+
+
 def sessions(package: Package, backend: str | None, *arenas: int) -> Iterator[Session]:
     record = package.expert_shape.bank_bytes(1)
     for slots in arenas:
