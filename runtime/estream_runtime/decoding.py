@@ -147,6 +147,7 @@ class Decoding:
         self._predicted_at = 0.0
         self._layer: _Layer | None = None
         self._kept: tuple[Program | None, Mapping[int, int]] = (None, {})
+        self._reads_ahead = True
         self._tokens = self._bytes_read = self._substituted = 0
         self._seconds = self._lost_share = self._started = 0.0
         self._read = pager.stats
@@ -168,6 +169,8 @@ class Decoding:
         """Whether experts are read ahead, and what is known of its use, in words."""
         if self.predictor is None:
             return "off"
+        if not self._reads_ahead:
+            return "off: all experts find room, or no more than those of a token"
         return "on" if self.judge is None else self.judge.verdict
 
     def kept(self, program: Program) -> Mapping[int, int]:
@@ -175,6 +178,7 @@ class Decoding:
         if self._kept[0] is not program:
             releases = [each for each in program.instructions if each.opcode == Opcode.DEMAND_RELEASE]
             self._kept = program, {each.layer: each.group for each in releases}
+            self._reads_ahead = any(each.opcode == Opcode.PREFETCH for each in program.instructions)
         return self._kept[1]
 
     def begin(self, program: Program) -> None:
@@ -189,7 +193,7 @@ class Decoding:
         stats, seconds = self._pager.stats, time.perf_counter() - self._started
         read = stats.bytes_read - self._read.bytes_read
         self.pace.read(read / max(self._pager.shape.record_lengths), stats.io_busy_s - self._read.io_busy_s)
-        if self.judge is not None:
+        if self.judge is not None and self._reads_ahead:
             self.judge.took(seconds)
         self._tokens += 1
         self._bytes_read += read

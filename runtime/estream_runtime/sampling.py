@@ -27,7 +27,7 @@ class Sampler:
     def __init__(
         self, temperature: float, top_p: float, seed: int | None, allowed: npt.NDArray[np.bool_] | None = None
     ):
-        self._temperature, self._top_p, self._allowed = _number(temperature), _number(top_p), allowed
+        self._temperature, self._top_p, self._allowed = as_number(temperature), as_number(top_p), allowed
         if not (math.isfinite(self._temperature) and self._temperature >= 0):
             raise TrapError(f"temperature is {temperature!r}, expected a finite number, 0 or more")
         if not 0 < self._top_p <= 1:
@@ -71,7 +71,7 @@ def is_whole(value: object, low: float = -math.inf, high: float = math.inf) -> b
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(low <= value <= high)
 
 
-def _number(value: object) -> float:
+def as_number(value: object) -> float:
     """A number as it is, or not a number for whatever is none."""
     try:
         return float(value) if isinstance(value, (int, float, np.integer, np.floating)) else math.nan

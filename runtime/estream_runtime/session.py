@@ -27,7 +27,7 @@ from estream_runtime.interpreter import ROW_BLOCK, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
 from estream_runtime.prefetching import LearnedPredictor
 from estream_runtime.programs import POLICIES, Sizes, choose_programs
-from estream_runtime.sampling import Sampler, check_count, is_whole
+from estream_runtime.sampling import Sampler, as_number, check_count, is_whole
 from estream_runtime.stats import Laps, Meter, Stats
 from estream_runtime.tracing import recorded, trace_of
 from estream_runtime.weights import DenseWeights, ExpertWeights, read_dense, scratch_for
@@ -544,7 +544,7 @@ def _substitute_share(model: ModelDescription, mode: str, share: float | None) -
         if share is not None:
             raise LinkError("substitute_share without the mode 'stall-free', in which alone experts are replaced")
         return None
-    if share is not None and not 0 < share <= 1:
+    if share is not None and not 0 < as_number(share) <= 1:
         raise LinkError(f"substitute_share is {share!r}, expected a number above 0 and up to 1")
     routers = [block.router for block in model.expert_blocks]
     if any(each.family == "sparsemixer" for each in routers):
