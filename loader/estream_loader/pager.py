@@ -311,11 +311,11 @@ class Pager:
         return 0 if self._slot_bytes is None else self.arena.length // self._slot_bytes
 
     @property
-    def kept(self) -> Mapping[Record, int]:
+    def beyond(self) -> Mapping[Record, int]:
         """Records that lie behind the banks, by the number of their slot."""
         return self._beyond
 
-    def keep(self, record: Record, data: memoryview, slot: int) -> None:
+    def put_beyond(self, record: Record, data: memoryview, slot: int) -> None:
         """Copy a record to a slot behind the banks; what was there is forgotten."""
         assert slot >= len(self.arena.banks) * self.group_size
         for other in [each for each, at in self._beyond.items() if at == slot or each == record]:

@@ -13,7 +13,7 @@ from estream_loader.pager import Pager
 from estream_loader.slots import Slots
 
 FEW_TOKENS: Final = 16
-"""Fewer tokens than this add to what is known of earlier ones; so many or more say enough by themselves."""
+"""Fewer tokens than this add to what is known of earlier ones, so many or more stand for themselves. Not measured."""
 
 
 class Seeding:
@@ -33,9 +33,9 @@ class Seeding:
         room = max(pager.slots - first, 0)
         self._allotted = {layer: count * room // total if total else 0 for layer, count in keep.items()}
         self._held: dict[int, dict[int, int]] = {layer: {} for layer in keep}
-        for (layer, expert), slot in pager.kept.items():
+        for (layer, expert), slot in pager.beyond.items():
             self._held[layer][expert] = slot
-        taken = set(pager.kept.values())
+        taken = set(pager.beyond.values())
         self._vacant = [slot for slot in range(first, first + room) if slot not in taken]
         self._wanted: set[int] = set()
         """Experts of the layer at work that are to be copied."""
@@ -66,4 +66,4 @@ class Seeding:
         if expert in self._waning:
             self._vacant.append(self._waning.pop(expert))
         elif expert in self._wanted and self._vacant:
-            self._pager.keep((layer, expert), record, self._vacant.pop())
+            self._pager.put_beyond((layer, expert), record, self._vacant.pop())

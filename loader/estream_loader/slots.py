@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from estream_loader.pager import Binding, Pager
-from estream_loader.retention import RETENTION, RETENTIONS, Retention
+from estream_loader.retention import AgeingFrequency, Retention
 from estream_spec.schedule import BankState, ExpertShape
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DemandStats:
     """What became of demanded and of prefetched experts so far, each counted once for each layer and token.
 
@@ -25,7 +25,7 @@ class DemandStats:
         demanded: experts that were routed to.
         hits: of those, whose records were there from earlier tokens.
         timely: of those, which reading ahead had brought when they were demanded.
-        late: of those, which were being read ahead when they were demanded.
+        late: of those, which were still being read ahead when they were demanded.
         prefetched: experts whose reading began before they were demanded.
         dropped: of those, whose reading was given up before it began, as they were not routed to.
         stalls: layers of which an expert had to be waited for.
@@ -48,16 +48,15 @@ class Slots:
     Args:
         pager: divided into banks of one record each whenever anything but `seed` and `favourites` is called.
         shape: experts of each layer.
-        retention: name of the policy by which layers choose what they keep, see `RETENTIONS`.
+        retention: makes what ranks the records of a layer, given how many experts it has.
 
     Attributes:
         stats: what became of demands.
     """
 
-    def __init__(self, pager: Pager, shape: ExpertShape, retention: str = RETENTION):
-        make: Callable[[int], Retention] = RETENTIONS[retention]
+    def __init__(self, pager: Pager, shape: ExpertShape, retention: Callable[[int], Retention] = AgeingFrequency):
         self._pager, self._counts, self.stats = pager, shape.counts, DemandStats()
-        self._retention = {layer: make(count) for layer, count in enumerate(shape.counts) if count}
+        self._retention = {layer: retention(count) for layer, count in enumerate(shape.counts) if count}
         self._slots: dict[int, dict[int, int]] = {}
         """Of each layer the slots of experts that are there or on their way."""
         self._kept: dict[int, set[int]] = {}
@@ -193,10 +192,16 @@ class Slots:
         self._awaited = []
         return taken
 
-    def release(self, layer: int, count: int) -> None:
-        """The layer is done with its experts; from now on it keeps at most `count` records."""
+    def release(self, layer: int, count: int, routed: Sequence[int]) -> None:
+        """The layer is done with its experts; from now on it keeps at most `count` records.
+
+        Args:
+            layer: the layer.
+            count: how many.
+            routed: experts that the token was routed to, whatever was demanded in their place.
+        """
         retention, kept = self._retention[layer], self._kept[layer]
-        retention.note([*self._demanded])
+        retention.note(routed)
         for slot in self._demanded.values():
             self._pager.release(slot)
         kept.update(self._demanded)
@@ -242,12 +247,11 @@ class Slots:
 
     def _count(self, expert: int, arrived: bool) -> None:
         """Count a demanded expert that is there or on its way."""
-        if not arrived:
-            self.stats.late += 1
-        elif expert in self._ahead:
-            self.stats.timely += 1
+        if expert in self._ahead:
+            self.stats.timely += arrived
+            self.stats.late += not arrived
         else:
-            self.stats.hits += 1
+            self.stats.hits += arrived
 
     def _fill(self, layer: int, expert: int, slot: int) -> int:
         """Begin to read an expert into a slot, where what was there is no longer."""

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_loader.pager import Binding, Pager
-from estream_loader.slots import Slots
+from estream_loader.slots import DemandStats, Slots
 from estream_runtime.backends import Backend
-from estream_runtime.prefetching import Judge, Pace, Prediction, Predictor, worthwhile
+from estream_runtime.judge import Judge
+from estream_runtime.prefetching import Pace, Prediction, Predictor, worthwhile
 from estream_runtime.recorder import Recorder
 from estream_runtime.routing import substituted
 from estream_runtime.weights import ExpertWeights
@@ -31,39 +32,23 @@ Mode = Literal["exact", "stall-free"]
 """Whether a token waits for every expert it is routed to, or takes others in place of those that are late."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeStats:
-    """What became of tokens that were decoded. Experts are counted once for each layer and token.
+@dataclass(slots=True, kw_only=True)
+class DecodeStats(DemandStats):
+    """What became of tokens that were decoded, beside what became of the experts that they needed.
 
     Attributes:
         tokens: tokens decoded, each a pass of one row through the layers.
         seconds: that took.
-        bytes_read: bytes of expert records read meanwhile.
-        demanded: experts needed.
-        hits: of those, whose records were there from earlier tokens.
-        timely: of those, which reading ahead had brought before they were needed.
-        late: of those, whose reading ahead was still under way.
-        prefetched: experts whose reading began before it was known whether they are needed.
-        dropped: of those, whose reading was given up before it began, since they were not.
-        layers: layers gone through that have experts.
-        stalls: of those, which had to wait for a record.
+        bytes_read: bytes of expert records read for them, and between them in vain.
         substituted: experts replaced by others, in the mode `stall-free`.
         lost_share: sum of the shares, 0 to 1, that those had of the weights in their layers.
     """
 
-    tokens: int
-    seconds: float
-    bytes_read: int
-    demanded: int
-    hits: int
-    timely: int
-    late: int
-    prefetched: int
-    dropped: int
-    layers: int
-    stalls: int
-    substituted: int
-    lost_share: float
+    tokens: int = 0
+    seconds: float = 0.0
+    bytes_read: int = 0
+    substituted: int = 0
+    lost_share: float = 0.0
 
     @property
     def hit_rate(self) -> float:
@@ -96,12 +81,14 @@ class _Layer:
     """The layer at work.
 
     Attributes:
+        routed: what the token was routed to.
         experts: what it demands, ascending.
         shares: what each counts, f32 `[k]`.
         out: f32 `[k, hidden]`, what each gives.
         computed: how many have.
     """
 
+    routed: Sequence[int]
     experts: Sequence[int]
     shares: Floats
     out: Floats
@@ -123,7 +110,8 @@ class Decoding:
     Attributes:
         slots: where records are.
         predictor: see above.
-        judge: decides whether reading ahead pays; None does not ask.
+        judge: decides whether reading ahead pays; None does not ask, as in the mode `stall-free`, where time does not
+            tell what it is good for.
         pace: how long reading takes, and what time there is for it.
     """
 
@@ -137,8 +125,8 @@ class Decoding:
         substitute_share: float | None = None,
     ):
         self.slots = Slots(pager, pager.shape)
-        self.predictor, self.judge = predictor, None if predictor is None else Judge()
-        self.pace = Pace()
+        self.predictor, self.pace = predictor, Pace()
+        self.judge = Judge() if predictor is not None and substitute_share is None else None
         self._model, self._backend, self._weights, self._pager = model, backend, weights, pager
         self._substitute_share = substitute_share
         self._bound: dict[int, tuple[int, Any]] = {}
@@ -150,7 +138,7 @@ class Decoding:
         self._reads_ahead = True
         self._tokens = self._bytes_read = self._substituted = 0
         self._seconds = self._lost_share = self._started = 0.0
-        self._read = pager.stats
+        self._read, self._uses = pager.stats, pager.uses
 
     @property
     def stats(self) -> DecodeStats:
@@ -183,7 +171,9 @@ class Decoding:
 
     def begin(self, program: Program) -> None:
         """A token begins."""
-        self._started, self._read = time.perf_counter(), self._pager.stats
+        self._started = time.perf_counter()
+        if self._pager.uses != self._uses:  # what was read since belongs to another program
+            self._read = self._pager.stats
         if not self.slots.begin(self.kept(program)):
             self._bound.clear()
 
@@ -192,7 +182,8 @@ class Decoding:
         self.slots.end()
         stats, seconds = self._pager.stats, time.perf_counter() - self._started
         read = stats.bytes_read - self._read.bytes_read
-        self.pace.read(read / max(self._pager.shape.record_lengths), stats.io_busy_s - self._read.io_busy_s)
+        self.pace.read(stats.reads - self._read.reads, stats.io_busy_s - self._read.io_busy_s)
+        self._read, self._uses = stats, self._pager.uses
         if self.judge is not None and self._reads_ahead:
             self.judge.took(seconds)
         self._tokens += 1
@@ -241,9 +232,9 @@ class Decoding:
         experts = expert_ids[0, order].tolist()
         self.slots.demand(layer, experts, later)
         if self.predictor is not None:
-            self.predictor.routed(layer, experts)
+            self.predictor.routed(layer, routed[0][0].tolist())
         out = np.empty((len(experts), self._model.hidden), np.float32)
-        self._layer = _Layer(experts, weights[0, order], out)
+        self._layer = _Layer(routed[0][0].tolist(), experts, weights[0, order], out)
 
     def await_(self, layer: int, count: int, recorder: Recorder) -> None:
         """Wait until at least `count` of the demanded experts are there."""
@@ -278,7 +269,8 @@ class Decoding:
 
     def release(self, layer: int, count: int) -> None:
         """The layer is done with its experts; it keeps at most `count` records."""
-        self.slots.release(layer, count)
+        assert self._layer is not None
+        self.slots.release(layer, count, self._layer.routed)
         self._layer = None
 
     def _bind(self, layer: int, shape_class: int, expert: int, binding: Binding) -> Any:

@@ -366,8 +366,7 @@ class Interpreter:
                     inputs = self._experts.bind(layer, record)
                 self._backend.add_expert(shape_class, rows.ready, chosen, shares, inputs, rows.total, during)
             if self._seeding is not None:
-                with during("expand"):
-                    self._seeding.passed(layer, expert, record)
+                self._seeding.passed(layer, expert, record)
 
     @contextmanager
     def _in_banks(self, program: Program) -> Iterator[None]:

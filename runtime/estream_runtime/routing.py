@@ -100,7 +100,7 @@ def substituted(
     wanted = _preferences(scores, shares, router, selection_bias)
     order = _largest(wanted, scores.shape[1])[0].tolist()
     others = [each for each in order if each in ready and each not in chosen and wanted[0, each] > -np.inf]
-    changed = list(zip(reversed(late), others, strict=False))
+    changed = list(zip(sorted(late, key=lambda at: float(parts[at])), others, strict=False))
     if not changed:
         return Substituted(expert_ids, weights, [], 0.0)
     taken = expert_ids.astype(np.int64)

@@ -43,7 +43,7 @@ _LAST: Final = np.array([-1])
 MAX_THREADS: Final = 256
 """Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
 SUBSTITUTE_SHARE: Final = 0.25
-"""Largest share of a layer's weights that an expert has to be replaced, where nothing else is said."""
+"""Largest share of its layer's weights that an expert has to be replaced, unless a share is given. Not measured."""
 FEW_EXPERTS: Final = 2
 """Models that route to no more experts lose much by replacing one: 4 points of 65 in APEX (arXiv 2608.11688)."""
 TokenIds = Sequence[int] | npt.NDArray[np.integer]

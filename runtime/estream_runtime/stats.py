@@ -45,8 +45,9 @@ class Stats:
         tile_rows: rows that graphs computed which take fixed numbers of rows, whatever for; 0 where none do.
         padded_rows: how many of those stood for none.
         reading_mode: whether the page cache is bypassed: `direct`, `direct, unproven: REASON` or `buffered: REASON`.
-        decoding: what became of tokens that were decoded one at a time, those made after the first; None where there
-            is no room for that, or nothing is made.
+        decoding: what became of single tokens that went through the layers in the arena's slots: those made after the
+            first, and the first itself where only one token of the prompt was new; None where there were none, or is no
+            room for that.
         prefetching: whether experts are read before it is known which are needed: `on`, `off`, and what is known of
             its use.
     """

@@ -121,7 +121,7 @@ class DenseWeights:
         return self._made[key]()
 
     def vector(self, layer: int, name: str) -> Array:
-        """A tensor of a layer that no graph takes, f32, once there are inputs of one of its graphs."""
+        """A tensor of a layer that is asked for by itself, f32, once there are inputs of one of its graphs."""
         return self._loose[layer][name]
 
     def router(self, layer: int) -> Mapping[str, Array]:

@@ -35,10 +35,11 @@ from rich.console import Console
 from rich.table import Table
 
 from estream_loader import Package, open_package
-from estream_loader.retention import MEMORY, RETENTION, RETENTIONS, AgeingFrequency, Retention
+from estream_loader.retention import MEMORY, AgeingFrequency, Retention
 from estream_packer.build import build
 from estream_packer.sample import write_sample
 from estream_runtime import Session
+from fixtures.retentions import CHOSEN, RETENTIONS
 
 Token = tuple[int, ...]
 """The experts that a layer routed a token to."""
@@ -252,18 +253,16 @@ def compare(console: Console, title: str, trace: Trace) -> list[tuple[int, float
         f"popularity {entropy:.2f} of {np.log2(trace.experts):.2f} bits; {again / trace.top_k:.1%} routed to by the "
         "token before too"
     )
-    table = Table(
-        "records a layer", *made, "one LRU for all", f"{RETENTION} unseeded", f"{RETENTION} - lru", "to optimum"
-    )
+    table = Table("records a layer", *made, "one LRU for all", f"{CHOSEN} unseeded", f"{CHOSEN} - lru", "to optimum")
     found = []
     for keep in sizes(trace):
         measured = {name: rates(trace, keep, make) for name, make in made.items()}
-        unseeded = rates(trace, keep, made[RETENTION], seeded=False)
+        unseeded = rates(trace, keep, made[CHOSEN], seeded=False)
         total = (choices.shape[1] - trace.prompt) * trace.top_k * len(trace.windows[0])
         layers = len(trace.windows[0])
         everywhere = np.mean([global_hits(window, trace.prompt, keep * layers) / total for window in trace.windows])
-        better, error = gain(trace, measured[RETENTION], measured["lru"])
-        distance, _ = gain(trace, measured["optimum"], measured[RETENTION])
+        better, error = gain(trace, measured[CHOSEN], measured["lru"])
+        distance, _ = gain(trace, measured["optimum"], measured[CHOSEN])
         table.add_row(
             str(keep),
             *(f"{each.mean():.2%}" for each in measured.values()),
@@ -300,12 +299,12 @@ def _lfu(memory: int) -> Make:
 def faults(top_k: int, real: Sequence[tuple[int, float, float]], even: Sequence[tuple[int, float, float]]) -> list[str]:
     """What the default policy fails at: sizes at which it does not beat LRU, or is not its equal on an even trace."""
     worse = [
-        f"{RETENTION} does not beat lru at {keep} records a layer"
+        f"{CHOSEN} does not beat lru at {keep} records a layer"
         for keep, better, _ in real
         if keep > top_k and better <= 0
     ]
     odd = [
-        f"{RETENTION} is not lru's equal on an even trace at {keep} records a layer"
+        f"{CHOSEN} is not lru's equal on an even trace at {keep} records a layer"
         for keep, better, error in even
         if abs(better) > ERRORS * error
     ]

@@ -226,12 +226,12 @@ def test_what_lies_behind_the_banks_is_not_read() -> None:
     ):
         use(pager, 0, range(EXPERTS))
         pager.divide(1, 2)
-        assert set(pager.kept) == {(0, expert) for expert in range(2, EXPERTS)}
+        assert set(pager.beyond) == {(0, expert) for expert in range(2, EXPERTS)}
         use(pager, 0, range(EXPERTS))
         assert pager.stats.bytes_read == EXPERTS * RECORD
         use(pager, 1, [0])
-        pager.keep((1, 0), pager.arena.banks[0].memory[:RECORD], 3)
-        assert set(pager.kept) == {(1, 0), *((0, expert) for expert in (2, 4, 5, 6))}
+        pager.put_beyond((1, 0), pager.arena.banks[0].memory[:RECORD], 3)
+        assert set(pager.beyond) == {(1, 0), *((0, expert) for expert in (2, 4, 5, 6))}
         use(pager, 1, [0])
         use(pager, 0, [3, 4])
         assert pager.stats.bytes_read == (EXPERTS + 2) * RECORD

@@ -7,13 +7,14 @@ from typing import Final
 
 import pytest
 
-from estream_loader.retention import RETENTION, RETENTIONS, AgeingFrequency, LeastRecent, LeastStale
+from estream_loader.retention import AgeingFrequency
+from fixtures.retentions import CHOSEN, RETENTIONS, LeastRecent, LeastStale
 
 EXPERTS: Final = 6
 
 
-def test_the_default_is_one_of_the_policies() -> None:
-    assert RETENTION in RETENTIONS
+def test_the_one_that_is_used_is_among_those_that_are_compared() -> None:
+    assert RETENTIONS[CHOSEN] is AgeingFrequency
 
 
 @pytest.mark.parametrize("name", RETENTIONS)

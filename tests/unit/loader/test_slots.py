@@ -19,7 +19,6 @@ from estream_loader import Package, open_package
 from estream_loader.arena import Bank
 from estream_loader.pager import Binding, Pager
 from estream_loader.reading import Read, Reader
-from estream_loader.retention import RETENTIONS
 from estream_loader.slots import Slots
 from estream_spec.constants import SectionType
 from estream_spec.decode_compiler import compile_decode
@@ -29,6 +28,7 @@ from estream_spec.model import DenseBlock, ExpertBlock, Layer, ModelDescription,
 from estream_spec.schedule import BankState, Opcode, Policy, Program
 from estream_spec.schedule_verifier import verify_program
 from fixtures.packages import ENCODINGS, MODEL, Draft, Section
+from fixtures.retentions import RETENTIONS
 from fixtures.sources import ShuffledSource, fails_at
 
 
@@ -122,7 +122,7 @@ def slotted(
         with Pager(package, arena_bytes=arena_bytes, lanes=lanes) as pager:
             np.frombuffer(pager.arena.memory, np.uint8)[:] = 0xEE
             try:
-                yield Decoder(name, package, program, pager, gate, Slots(pager, shape, retention))
+                yield Decoder(name, package, program, pager, gate, Slots(pager, shape, RETENTIONS[retention]))
             finally:
                 gate.let_all()
 
@@ -230,7 +230,7 @@ class Decoder:
         assert sorted(self.taken) == [*self.demanded]
         for expert, binding in self.taken.items():  # they lie where they lay
             assert self.pager.record(binding, expert) == self.stored[layer, expert]
-        self.slots.release(layer, count)
+        self.slots.release(layer, count, self.demanded)
         self.taken = {}
 
     def kept_records(self) -> set[Record]:
@@ -245,7 +245,7 @@ class Decoder:
         if bank.group is None:
             return None
         data = self.stored[bank.group]
-        if bank.memory[: len(data)] == data or bank.group in self.pager.kept:
+        if bank.memory[: len(data)] == data or bank.group in self.pager.beyond:
             return bank.group
         return None
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pytest
 
 from estream_loader import Package, open_package
-from estream_loader.retention import RETENTIONS
 from estream_loader.slots import Slots
 from estream_loader.source import ByteSource
 from estream_packer.build import build
@@ -31,6 +30,7 @@ from estream_spec.prefetch_router import encode_prefetch_router
 from fixtures.olmoe import EXPERTS, LAYERS, token_ids
 from fixtures.packed import FamilyFactory, PackageFactory
 from fixtures.prefetching import prefetch_router_for
+from fixtures.retentions import RETENTIONS
 from fixtures.sources import FaultySource, fails_at
 
 Floats = npt.NDArray[np.float32]
@@ -190,7 +190,7 @@ def test_logits_do_not_depend_on_what_is_cached_or_read_ahead_or_late(
         package.source = source = HesitantSource(package.source)
         with Session(package, threads=1, arena_bytes=slots * record, lanes=4) as session:
             decoding = session.interpreter.decoding
-            decoding.slots = Slots(session.interpreter.pager, package.expert_shape, retention)
+            decoding.slots = Slots(session.interpreter.pager, package.expert_shape, RETENTIONS[retention])
             for number, prompt in enumerate(expected.prompts):
                 said = ways[(number + turn) % len(ways)]
                 told = decoding.predictor = None
@@ -355,7 +355,7 @@ def test_a_prompts_favourites_are_there_at_the_first_token(slots: int, packed: P
                 interpreter = session.interpreter
                 next_program = decode if seeded else None
                 interpreter.run(program, batch, interpreter.last_logits, context.cache, decode=next_program)
-                kept = len(interpreter.pager.kept)
+                kept = len(interpreter.pager.beyond)
                 assert (kept > 0) == seeded
                 logits = session._next_logits(np.array([5]), context.cache)
                 found.append((logits, interpreter.decoding.stats.bytes_read))
