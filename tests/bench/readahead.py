@@ -26,21 +26,22 @@ def can_change(file: Path) -> bool:
 def changed(file: Path, kib: int | None) -> Iterator[None]:
     """Another setting for a file, and all others on its device, opened meanwhile; put back whatever happens.
 
+    Told to end meanwhile, the process ends as by an error, so that what it runs and has made goes with it.
+
     Args:
         file: which one.
         kib: KiB; None leaves the setting as it is.
     """
-    if kib is None:
-        yield
-        return
-    setting = _setting(file)
-    before, ends = setting.read_text(), (signal.SIGTERM, signal.SIGHUP)
+    setting, ends = _setting(file), (signal.SIGTERM, signal.SIGHUP)
+    before = None if kib is None else setting.read_text()
     handlers = {each: signal.signal(each, _leave) for each in ends}
     try:
-        setting.write_text(str(kib))
+        if kib is not None:
+            setting.write_text(str(kib))
         yield
     finally:
-        setting.write_text(before)
+        if before is not None:
+            setting.write_text(before)
         for each, handler in handlers.items():
             signal.signal(each, handler)
 
