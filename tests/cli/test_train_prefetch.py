@@ -216,8 +216,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
         assert found.code == 1
         assert message in found.err
     assert own.read_text() == text.read_text()
-    found = pack("train-prefetch", built(), "--text", own, "-o", tmp_path / "a", "--picture", tmp_path / "a")
-    assert found.code == 2
+    for wrong in (("--picture", tmp_path / "a"), ("--target", "nan")):
+        found = pack("train-prefetch", built(), "--text", own, "-o", tmp_path / "a", *wrong)
+        assert found.code == 2
 
 
 def test_a_package_without_tokenizer_is_refused(
