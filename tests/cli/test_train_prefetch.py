@@ -154,8 +154,8 @@ def test_routers_of_every_kind_can_be_predicted(
     name: str, packed_family: FamilyFactory, pack: Pack, text: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "model.prefetch"
-    test = tmp_path / "test.txt"
-    test.write_text(text.read_text()[:BLOCK_CHARACTERS])
+    test, seen = tmp_path / "test.txt", text.read_text()
+    test.write_text(prose(LEAST_BLOCKS + 1)[len(seen) :])
     asked = ("--text", text, "--test", test, "-o", output, "--target", "0.9", "--json")
     found = pack("train-prefetch", packed_family(name), *asked)
     assert found.code == 0, found.err
@@ -199,6 +199,29 @@ def test_a_text_that_cannot_be_used_is_refused(
     assert (found.code, found.out) == (1, "")
     assert message in found.err
     assert left_over(folder) == []
+
+
+def test_a_text_that_is_there_twice_is_refused(
+    pack: Pack, built: Built, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "recorded", None)
+    copy = shutil.copy(text, tmp_path / "copy.txt")
+    for given in (("--text", text), ("--text", copy), ("--test", text), ("--test", copy)):
+        found = pack("train-prefetch", built(), "--text", text, *given, "-o", tmp_path / "model.prefetch")
+        assert (found.code, found.out) == (1, "")
+        assert f"text says the same as {text} (at {given[1]})" in found.err
+    assert left_over(tmp_path) == ["copy.txt"]
+
+
+def test_of_a_text_that_was_given_to_report_on_nothing_is_claimed(
+    pack: Pack, built: Built, text: Path, tmp_path: Path
+) -> None:
+    test = tmp_path / "test.txt"
+    test.write_text(text.read_text()[:BLOCK_CHARACTERS])
+    found = pack("train-prefetch", built(), "--text", text, "--test", test, "-o", tmp_path / "model.prefetch")
+    assert (found.code, found.err) == (0, "")
+    assert "; test.txt is another text than the others, no more was checked" in found.out
+    assert "none in two of them" not in found.out
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(

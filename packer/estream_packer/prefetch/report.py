@@ -1,4 +1,4 @@
-"""What a prefetch router is worth: measured on text that nothing of it was made with."""
+"""What a prefetch router is worth: measured on text that is kept for that."""
 
 from __future__ import annotations
 
@@ -286,8 +286,13 @@ def report_tables(report: PrefetchReport) -> list[Table]:
 def explained(report: PrefetchReport) -> list[str]:
     """What was measured, in words, a line each."""
     counts = ", ".join(f"{count:,} to {purpose}" for purpose, count in report.tokens.items())
+    apart = (
+        "none in two of them"
+        if report.test is None
+        else f"{report.test} is another text than the others, no more was checked"
+    )
     return [
-        f"tokens: {counts}; none in two of them",
+        f"tokens: {counts}; {apart}",
         f"trained to {report.distribution}",
         "overlap: share of needed experts that were predicted; extra: predicted beyond top_k; fixed needs: extra of a "
         "fixed number for the same overlap, between whole numbers in a straight line",

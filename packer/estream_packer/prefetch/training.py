@@ -92,7 +92,8 @@ def train_prefetch(task: Task, progress: Progress) -> PrefetchReport:
         progress: told how far it is, in tokens.
 
     Raises:
-        PackError: a text cannot be read or is too short; the output cannot be written or the disk has no room.
+        PackError: a text cannot be read, is too short or there twice; the output cannot be written or the disk has no
+            room.
         LinkError: the package has no tokenizer.
         TrapError: a value is not finite.
         FormatError: the package is faulty.
@@ -103,6 +104,7 @@ def train_prefetch(task: Task, progress: Progress) -> PrefetchReport:
             raise PackError("output is the text", path=str(task.output), hint="give another name")
     read = [read_calibration_text(path, path.name, "text") for path in task.texts]
     test = None if task.test is None else read_calibration_text(task.test, task.test.name, "text")
+    _require_different(read if test is None else [*read, test])
     with open_package(task.package) as package:
         model = package.manifest.model
         tensors = {layer: router_tensors(package, layer) for layer in model.expert_layers}
@@ -127,6 +129,15 @@ def train_prefetch(task: Task, progress: Progress) -> PrefetchReport:
         check_prefetch_router(router, package.manifest, str(task.output))
     write_over(task.output, encode_prefetch_router(router))
     return report
+
+
+def _require_different(texts: Sequence[CalibrationText]) -> None:
+    """Refuse a text that is there twice: what is trained on it would be judged by it."""
+    first = dict[bytes, Path]()
+    for text in texts:
+        if (other := first.setdefault(text.source.sha256, text.path)) is not text.path:
+            hint = "give each text once, and one of its own to report on"
+            raise PackError(f"text says the same as {other}", path=str(text.path), hint=hint)
 
 
 def _windows(
