@@ -285,6 +285,19 @@ def test_nothing_is_left_where_recording_ends_early(
     assert left_over(tmp_path) == []
 
 
+def test_what_fails_behind_recording_is_not_blamed_on_it(
+    pack: Pack, built: Built, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(training, "fit_linear", fail)
+    found = pack("train-prefetch", built(), "--text", text, "-o", tmp_path / "model.prefetch")
+    assert (found.code, found.out) == (1, "")
+    assert found.err.endswith("estream-pack: error: input/output error\n")
+    assert left_over(tmp_path) == []
+
+
 def test_a_disk_without_room_is_refused_before_the_model_reads(
     pack: Pack, built: Built, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
