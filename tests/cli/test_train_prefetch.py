@@ -252,7 +252,8 @@ def test_a_package_without_tokenizer_is_refused(
     build(folder, tmp_path / "model.emoe", BuildOptions())
     found = pack("train-prefetch", tmp_path / "model.emoe", "--text", text, "-o", tmp_path / "out")
     assert found.code == 1
-    assert "the package has no tokenizer" in found.err
+    assert f"training reads text, and the package has no tokenizer (at {tmp_path / 'model.emoe'})" in found.err
+    assert "hint: train with one built from the same checkpoint and its tokenizer.json" in found.err
     assert left_over(tmp_path) == ["checkpoint", "model.emoe"]
 
 

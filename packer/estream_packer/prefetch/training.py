@@ -13,6 +13,7 @@ from estream_loader import Package, open_package
 from estream_loader.progress import Progress
 from estream_loader.small_files import require_writable, write_over
 from estream_packer.calibration import CalibrationText, read_calibration_text
+from estream_packer.checkpoint import TOKENIZER
 from estream_packer.packing import WRITER
 from estream_packer.prefetch.blocks import Purpose, Window, blocks_of, windows_by_purpose
 from estream_packer.prefetch.calibrating import calibrated_target, needed_by_rank, ranks_of
@@ -42,7 +43,7 @@ from estream_packer.prefetch.report import (
     together,
 )
 from estream_packer.running import WINDOW, encode_prompt
-from estream_spec.errors import PackError
+from estream_spec.errors import LinkError, PackError
 from estream_spec.model import ModelDescription
 from estream_spec.prefetch_router import (
     LayerPredictor,
@@ -144,6 +145,9 @@ def _windows(
     package: Package, texts: Sequence[CalibrationText], test: CalibrationText | None, tokens: int
 ) -> dict[Purpose, list[Window]]:
     """What the model reads, by purpose. Where there is a text to report on, nothing is kept back from the others."""
+    if package.tokenizer_json is None:
+        hint = f"train with one built from the same checkpoint and its {TOKENIZER}; synthetic packages have neither"
+        raise LinkError("training reads text, and the package has no tokenizer", path=package.source.name, hint=hint)
     length = min(WINDOW, package.manifest.model.context_length)
 
     def encode(text: str) -> Window:
