@@ -164,7 +164,7 @@ def _windows(
 
 
 @dataclass(frozen=True, slots=True)
-class _Trained:
+class _TrainedLayer:
     """A layer's predictor, and what it is worth; `others` is what asking for `OTHER_TARGETS` brings."""
 
     predictor: PrefetchLayer
@@ -196,7 +196,7 @@ class _Seen:
 
 def _train_layer(
     model: ModelDescription, layer: int, tensors: RouterTensors, recording: Recording, overlap: float
-) -> _Trained:
+) -> _TrainedLayer:
     """Train one layer's predictor and measure it."""
     block, parts = model.expert_block(layer), recording.layers[layer]
     experts, top_k = block.experts, block.router.top_k
@@ -245,11 +245,11 @@ def _train_layer(
         untrained=measured(_Seen.of(fitted.untrained, parts["test"]).ranks, 0).overlap,
     )
     others = tuple(measured(test.ranks, extras(predictor(each))) for each in OTHER_TARGETS)
-    return _Trained(made, report, others)
+    return _TrainedLayer(made, report, others)
 
 
 def _report(
-    task: Task, model: ModelDescription, trained: Sequence[_Trained], tokens: Mapping[Purpose, int]
+    task: Task, model: ModelDescription, trained: Sequence[_TrainedLayer], tokens: Mapping[Purpose, int]
 ) -> PrefetchReport:
     """All layers together."""
     layers = [each.report for each in trained]
