@@ -59,7 +59,6 @@ def command(
     """
     from estream_loader.progress import open_progress
     from estream_loader.small_files import require_writable, write_over
-    from estream_packer.prefetch.report import explained, report_tables
     from estream_packer.prefetch.training import Task, train_prefetch
 
     if picture is not None:
@@ -76,6 +75,8 @@ def command(
     if as_json:
         print_json(report)
         return
+    from estream_packer.prefetch.report_tables import explained, report_tables
+
     shown = console()
     for table in report_tables(report):
         shown.print(table)
