@@ -13,7 +13,10 @@ from estream_loader.pager import Pager
 from estream_loader.slots import Slots
 
 FEW_TOKENS: Final = 16
-"""Fewer tokens than this add to what is known of earlier ones; so many or more say enough by themselves."""
+"""Fewer tokens than this add to what is known of earlier ones; so many or more say enough by themselves.
+
+Chosen, not measured.
+"""
 
 
 class Seeding:
