@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -82,3 +84,11 @@ def compiled_package(tmp_path_factory: pytest.TempPathFactory, packed: PackageFa
     shutil.copy(packed("base", BuildOptions(activations="f32")), path)
     compile_package(path)
     return path
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    """Whatever a test does, its threads end with it."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before

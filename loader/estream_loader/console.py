@@ -7,6 +7,7 @@ what can be done about it. A reader that closes the pipe ends the program withou
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -39,6 +40,17 @@ SIZE_HELP: Final = "bytes, or a number with K, M or G (or KiB, MiB, GiB), such a
 UNBROKEN: Final = 4096
 """Columns that no table needs."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers that leaves out nan and the infinities."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number a text spells; anything else is a usage error."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 def verbs_of(package: ModuleType) -> type[click.Group]:

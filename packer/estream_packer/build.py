@@ -41,7 +41,7 @@ from estream_packer.packing import (
     write_package,
 )
 from estream_packer.plan import Plan, plan_package
-from estream_packer.prefetching import PrefetchFile, Subject, check_prefetch_file, read_prefetch_file
+from estream_packer.prefetch.file import PrefetchFile, Subject, check_prefetch_file, read_prefetch_file
 from estream_packer.recipe import BuildOptions, check_options
 from estream_packer.remote import Location
 from estream_packer.writer import PackageWriter, check_output, check_space, scratch_folder

@@ -13,7 +13,7 @@ from estream_loader import Package
 from estream_loader.integrity import notices
 from estream_loader.tokenizing import tokenizer_faults
 from estream_packer.configuring import local_configurations
-from estream_packer.prefetching import PrefetchSummary, summarise_prefetch_router
+from estream_packer.prefetch.summary import PrefetchSummary, summarise_prefetch_router
 from estream_packer.schedules import ScheduleSummary, summarise_schedules
 from estream_packer.signing import SignatureSummary, summarise_signatures
 from estream_packer.summary import Summary, summarise

@@ -84,7 +84,7 @@ class PrefetchRouter(Described, frozen=True, kw_only=True):
     extra: Annotated[float, Meta(ge=0, le=limits.MAX_EXPERTS)]
 
 
-class Trained(Protocol):
+class Bound(Protocol):
     """What a prefetch router is bound to, such as a manifest."""
 
     @property
@@ -121,12 +121,12 @@ def decode_prefetch_router(data: bytes, path: str) -> PrefetchRouter:
     return decode_canonical(_decoder, data[len(PREFETCH_MAGIC) :], path)
 
 
-def check_prefetch_router(router: PrefetchRouter, trained: Trained, path: str) -> None:
+def check_prefetch_router(router: PrefetchRouter, bound: Bound, path: str) -> None:
     """Judge a prefetch router against a model, but for the routers it was trained for: see `check_router`.
 
     Args:
         router: the prefetch router.
-        trained: the model's manifest.
+        bound: the model's manifest, or what is known of it yet.
         path: what messages call it.
 
     Raises:
@@ -134,10 +134,10 @@ def check_prefetch_router(router: PrefetchRouter, trained: Trained, path: str) -
         InvalidError: not the layers with experts, an array of another length, a number that is not finite, thresholds
             that fall, or a share outside 0 to 1.
     """
-    if router.model != (expected := model_digest(trained)):
+    if router.model != (expected := model_digest(bound)):
         message = f"prefetch router is for another model: digest {router.model.hex()}, this one has {expected.hex()}"
         raise refusal("EMOE-PRE-002", message, path=path, hint=_HINT)
-    model = trained.model
+    model = bound.model
     named = tuple(each.layer for each in router.layers)
     message = f"prefetch router has layers {_listed(named)}, those with experts are {_listed(model.expert_layers)}"
     require(named == model.expert_layers, "EMOE-PRE-003", message, f"{path}.layers")
@@ -161,13 +161,13 @@ def check_router(layer: PrefetchLayer, tensors: Mapping[str, NDArray[Any]], path
         raise refusal("EMOE-PRE-008", f"{message}, this one has {found.hex()}", path=path, hint=_HINT)
 
 
-def model_digest(trained: Trained) -> bytes:
+def model_digest(bound: Bound) -> bytes:
     """Digest of what a prefetch router is bound to: the model description, and the tensors of the checkpoint.
 
     Spec: FORMAT.md section 6.12.
     """
-    tensors = next((each.sha256 for each in trained.provenance.sources if each.name == "tensors"), bytes(32))
-    return sha256(PREFETCH_CONTEXT + sha256(encode(trained.model)).digest() + tensors).digest()
+    tensors = next((each.sha256 for each in bound.provenance.sources if each.name == "tensors"), bytes(32))
+    return sha256(PREFETCH_CONTEXT + sha256(encode(bound.model)).digest() + tensors).digest()
 
 
 def router_digest(tensors: Mapping[str, NDArray[Any]]) -> bytes:

@@ -99,6 +99,7 @@ def test_every_shape_is_known_and_needs_its_room(
         (["--shape", "gpt", "-o", "x.emoe"], "'gpt' is not one of 'olmoe-1b-7b'"),
         (["--shape", SHAPE, "-o", "x.emoe", "--seed", "-1"], "-1 is not in the range"),
         (["--shape", SHAPE, "-o", "x.emoe", "--skew", "-1"], "-1.0 is not in the range"),
+        (["--shape", SHAPE, "-o", "x.emoe", "--skew", "nan"], "'nan' is not a finite number"),
         (["--shape", SHAPE, "-o", "x.emoe", "--dense", "w4g64"], "'w4g64' is not one of"),
     ],
 )

@@ -154,8 +154,8 @@ def test_routers_of_every_kind_can_be_predicted(
     name: str, packed_family: FamilyFactory, pack: Pack, text: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "model.prefetch"
-    test = tmp_path / "test.txt"
-    test.write_text(text.read_text()[:BLOCK_CHARACTERS])
+    test, seen = tmp_path / "test.txt", text.read_text()
+    test.write_text(prose(LEAST_BLOCKS + 1)[len(seen) :])
     asked = ("--text", text, "--test", test, "-o", output, "--target", "0.9", "--json")
     found = pack("train-prefetch", packed_family(name), *asked)
     assert found.code == 0, found.err
@@ -201,6 +201,29 @@ def test_a_text_that_cannot_be_used_is_refused(
     assert left_over(folder) == []
 
 
+def test_a_text_that_is_there_twice_is_refused(
+    pack: Pack, built: Built, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "recorded", None)
+    copy = shutil.copy(text, tmp_path / "copy.txt")
+    for given in (("--text", text), ("--text", copy), ("--test", text), ("--test", copy)):
+        found = pack("train-prefetch", built(), "--text", text, *given, "-o", tmp_path / "model.prefetch")
+        assert (found.code, found.out) == (1, "")
+        assert f"text says the same as {text} (at {given[1]})" in found.err
+    assert left_over(tmp_path) == ["copy.txt"]
+
+
+def test_of_a_text_that_was_given_to_report_on_nothing_is_claimed(
+    pack: Pack, built: Built, text: Path, tmp_path: Path
+) -> None:
+    test = tmp_path / "test.txt"
+    test.write_text(text.read_text()[:BLOCK_CHARACTERS])
+    found = pack("train-prefetch", built(), "--text", text, "--test", test, "-o", tmp_path / "model.prefetch")
+    assert (found.code, found.err) == (0, "")
+    assert "; test.txt is another text than the others, no more was checked" in found.out
+    assert "none in two of them" not in found.out
+
+
 def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
     pack: Pack, built: Built, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,8 +239,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
         assert found.code == 1
         assert message in found.err
     assert own.read_text() == text.read_text()
-    found = pack("train-prefetch", built(), "--text", own, "-o", tmp_path / "a", "--picture", tmp_path / "a")
-    assert found.code == 2
+    for wrong in (("--picture", tmp_path / "a"), ("--target", "nan")):
+        found = pack("train-prefetch", built(), "--text", own, "-o", tmp_path / "a", *wrong)
+        assert found.code == 2
 
 
 def test_a_package_without_tokenizer_is_refused(
@@ -228,7 +252,8 @@ def test_a_package_without_tokenizer_is_refused(
     build(folder, tmp_path / "model.emoe", BuildOptions())
     found = pack("train-prefetch", tmp_path / "model.emoe", "--text", text, "-o", tmp_path / "out")
     assert found.code == 1
-    assert "the package has no tokenizer" in found.err
+    assert f"training reads text, and the package has no tokenizer (at {tmp_path / 'model.emoe'})" in found.err
+    assert "hint: train with one built from the same checkpoint and its tokenizer.json" in found.err
     assert left_over(tmp_path) == ["checkpoint", "model.emoe"]
 
 
@@ -258,6 +283,19 @@ def test_nothing_is_left_where_recording_ends_early(
     found = pack("train-prefetch", built(), "--text", text, "-o", tmp_path / "model.prefetch")
     assert (found.code, found.out) == (code, "")
     assert words in found.err
+    assert left_over(tmp_path) == []
+
+
+def test_what_fails_behind_recording_is_not_blamed_on_it(
+    pack: Pack, built: Built, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(training, "fit_linear", fail)
+    found = pack("train-prefetch", built(), "--text", text, "-o", tmp_path / "model.prefetch")
+    assert (found.code, found.out) == (1, "")
+    assert found.err.endswith("estream-pack: error: input/output error\n")
     assert left_over(tmp_path) == []
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from estream_packer.inspection import Inspection
-    from estream_packer.prefetching import PrefetchSummary
+    from estream_packer.prefetch.summary import PrefetchSummary
     from estream_packer.schedules import ScheduleListing, ScheduleSummary
     from estream_spec.manifest import DeviceConfiguration
 

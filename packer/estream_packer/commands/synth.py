@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from estream_loader.console import FiniteRange, print_json
 from estream_packer.commands.options import show_package, weight_options
 from estream_packer.favourites import MAX_SKEW
 from estream_packer.random_weights import MAX_SEED
@@ -26,7 +27,7 @@ from estream_spec.shapes import SHAPES
 )
 @click.option(
     "--skew",
-    type=click.FloatRange(0, MAX_SKEW),
+    type=FiniteRange(0, MAX_SKEW),
     default=0,
     show_default=True,
     help="How unevenly experts are chosen: the n-th most popular one n to the power of this as seldom as the first.",
@@ -40,7 +41,6 @@ def command(shape: str, output: Path, seed: int, skew: float, as_json: bool, **c
     """
     import msgspec
 
-    from estream_loader.console import print_json
     from estream_loader.progress import open_progress
     from estream_packer.synth import synthesise
 

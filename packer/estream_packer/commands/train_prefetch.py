@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from estream_loader.console import FILE
+from estream_loader.console import FILE, FiniteRange, console, print_json
 
 
 @click.command(short_help="Train what predicts experts before they are needed.")
@@ -29,7 +29,7 @@ from estream_loader.console import FILE
 )
 @click.option(
     "--target",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=FiniteRange(0, 1, min_open=True, max_open=True),
     default=0.99,
     show_default=True,
     help="Share of needed experts that is to be predicted.",
@@ -57,10 +57,8 @@ def command(
 
     While it runs, a folder beside the output holds what was recorded, some kilobytes a token and layer.
     """
-    from estream_loader.console import console, print_json
     from estream_loader.progress import open_progress
     from estream_loader.small_files import require_writable, write_over
-    from estream_packer.prefetch.report import explained, report_tables
     from estream_packer.prefetch.training import Task, train_prefetch
 
     if picture is not None:
@@ -77,6 +75,8 @@ def command(
     if as_json:
         print_json(report)
         return
+    from estream_packer.prefetch.report_tables import explained, report_tables
+
     shown = console()
     for table in report_tables(report):
         shown.print(table)

@@ -64,6 +64,5 @@ def windows_by_purpose(
             number += 1
     if number < LEAST_BLOCKS:
         message = f"{number} blocks of text, each of about {BLOCK_CHARACTERS:,} characters, expected {LEAST_BLOCKS}"
-        hint = "give more text or more --tokens: fifty thousand tokens make a fair prefetch router"
-        raise PackError(f"text is too short: {message}", hint=hint)
+        raise PackError(f"text is too short: {message}", hint="give more text or more --tokens")
     return found

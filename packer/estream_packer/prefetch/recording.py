@@ -89,28 +89,42 @@ def recorded(
         TrapError: a value is not finite.
         FormatError: the package is faulty.
     """
+    with ExitStack() as stack:
+        with _refused(output):
+            folder, lock = create_scratch(output)
+            stack.callback(remove_scratch, folder, lock)
+            recording = _record(package, tensors, windows, folder, output, progress)
+        yield recording  # what fails from here on is no longer the recording
+
+
+def _record(
+    package: Package,
+    tensors: Mapping[int, RouterTensors],
+    windows: Mapping[Purpose, Sequence[Window]],
+    folder: Path,
+    output: Path,
+    progress: Progress,
+) -> Recording:
+    """What `recorded` does, into a folder."""
     model = package.manifest.model
     counts = {purpose: sum(map(len, windows[purpose])) for purpose in PURPOSES}
     total = sum(counts.values())
-    with ExitStack() as stack, _refused(output):
-        folder, lock = create_scratch(output)
-        stack.callback(remove_scratch, folder, lock)
-        length = total * sum(_token_bytes(model, layer) for layer in model.expert_layers)
-        free = shutil.disk_usage(folder).free
-        if free < length:
-            message = f"recording takes {length:,} bytes, the disk has room for {free:,}"
-            raise PackError(message, path=str(output), hint="give fewer --tokens, or write to another disk")
-        with ExitStack() as files:
-            spools = {
-                layer: _Spool.open(folder, model, layer, tensors[layer].get("selection_bias"), files)
-                for layer in model.expert_layers
-            }
-            progress.begin("reading", total)
-            ordered = [window for purpose in PURPOSES for window in windows[purpose]]
-            observe_layers(package, ordered, lambda layer, *found: spools[layer].keep(*found), progress.advance)
-        begins = np.concatenate([np.arange(len(window)) == 0 for window in windows["test"]])
-        layers = {layer: _mapped(folder, model, layer, counts) for layer in model.expert_layers}
-        yield Recording(counts, layers, begins)
+    length = total * sum(_token_bytes(model, layer) for layer in model.expert_layers)
+    free = shutil.disk_usage(folder).free
+    if free < length:
+        message = f"recording takes {length:,} bytes, the disk has room for {free:,}"
+        raise PackError(message, path=str(output), hint="give fewer --tokens, or write to another disk")
+    with ExitStack() as files:
+        spools = {
+            layer: _Spool.open(folder, model, layer, tensors[layer].get("selection_bias"), files)
+            for layer in model.expert_layers
+        }
+        progress.begin("reading", total)
+        ordered = [window for purpose in PURPOSES for window in windows[purpose]]
+        observe_layers(package, ordered, lambda layer, *found: spools[layer].keep(*found), progress.advance)
+    begins = np.concatenate([np.arange(len(window)) == 0 for window in windows["test"]])
+    layers = {layer: _mapped(folder, model, layer, counts) for layer in model.expert_layers}
+    return Recording(counts, layers, begins)
 
 
 class _Spool:

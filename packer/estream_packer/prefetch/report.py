@@ -1,9 +1,9 @@
-"""What a prefetch router is worth: measured on text that nothing of it was made with."""
+"""What a prefetch router is worth: measured on text that is kept for that."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -13,9 +13,6 @@ from estream_packer.prefetch.calibrating import missed
 from estream_packer.prefetch.confidence import Doubles
 from estream_packer.prefetch.fitting import Start
 from estream_packer.prefetch.recording import Ids
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 BINS: Final = 10
 """Equal ranges of the chance that predicted experts are enough."""
@@ -231,66 +228,3 @@ def previous_overlap(needed: Ids, begins: NDArray[np.bool_]) -> float:
         return 0.0
     same = needed[later][:, :, None] == needed[later - 1][:, None, :]
     return float(same.any(axis=2).mean())
-
-
-def report_tables(report: PrefetchReport) -> list[Table]:
-    """The report, for a terminal: by layer, then by what was asked for."""
-    from rich.table import Table
-
-    layers = Table("layer", box=None)
-    titles = ("experts", "KL, nats", "from", "target", "overlap", "all covered", "precision", "extra", "fixed needs")
-    for title in (*titles, "calibration error", "router untrained", "previous token", "shuffled"):
-        layers.add_column(title, justify="right")
-    for each in report.layers:
-        found = each.found
-        layers.add_row(
-            str(each.layer),
-            f"{each.top_k} of {each.experts}",
-            f"{each.loss:.4f}",
-            f"{each.start_loss:.4f}, {each.start}",
-            f"{each.target:.4f}",
-            f"{found.overlap:.2%}",
-            f"{found.covered:.2%}",
-            f"{found.precision:.1%}",
-            f"{found.extra:.2f}",
-            f"{each.fixed_extra:.2f}",
-            f"{each.calibration_error:.4f}",
-            f"{each.untrained:.1%}",
-            f"{each.previous_token:.1%}",
-            f"{each.shuffled:.1%}",
-        )
-    asked = Table("asked for", box=None)
-    for title in ("overlap", "all covered", "precision", "extra", "fixed needs", "share of that"):
-        asked.add_column(title, justify="right")
-    own = Asked(overlap=report.asked, found=report.found, fixed_extra=report.fixed_extra)
-    for row in sorted((own, *report.others), key=lambda row: row.overlap):
-        found = row.found
-        share = f"{found.extra / row.fixed_extra:.2f}" if row.fixed_extra else ""
-        asked.add_row(
-            f"{row.overlap:.1%}",
-            f"{found.overlap:.2%}",
-            f"{found.covered:.2%}",
-            f"{found.precision:.1%}",
-            f"{found.extra:.2f}",
-            f"{row.fixed_extra:.2f}",
-            share,
-        )
-    fixed = Table("fixed extra", box=None)
-    for title in ("overlap", "all covered", "precision"):
-        fixed.add_column(title, justify="right")
-    for d, each_fixed in enumerate(report.fixed):
-        fixed.add_row(str(d), f"{each_fixed.overlap:.2%}", f"{each_fixed.covered:.2%}", f"{each_fixed.precision:.1%}")
-    return [layers, asked, fixed]
-
-
-def explained(report: PrefetchReport) -> list[str]:
-    """What was measured, in words, a line each."""
-    counts = ", ".join(f"{count:,} to {purpose}" for purpose, count in report.tokens.items())
-    return [
-        f"tokens: {counts}; none in two of them",
-        f"trained to {report.distribution}",
-        "overlap: share of needed experts that were predicted; extra: predicted beyond top_k; fixed needs: extra of a "
-        "fixed number for the same overlap, between whole numbers in a straight line",
-        f"calibration error {report.calibration_error:.4f}; overlap without training {report.untrained:.1%}, with the "
-        f"token before {report.previous_token:.1%}, with shuffled tokens {report.shuffled:.1%}",
-    ]

@@ -13,6 +13,7 @@ from estream_loader import Package, open_package
 from estream_loader.progress import Progress
 from estream_loader.small_files import require_writable, write_over
 from estream_packer.calibration import CalibrationText, read_calibration_text
+from estream_packer.checkpoint import TOKENIZER
 from estream_packer.packing import WRITER
 from estream_packer.prefetch.blocks import Purpose, Window, blocks_of, windows_by_purpose
 from estream_packer.prefetch.calibrating import calibrated_target, needed_by_rank, ranks_of
@@ -42,7 +43,7 @@ from estream_packer.prefetch.report import (
     together,
 )
 from estream_packer.running import WINDOW, encode_prompt
-from estream_spec.errors import PackError
+from estream_spec.errors import LinkError, PackError
 from estream_spec.model import ModelDescription
 from estream_spec.prefetch_router import (
     LayerPredictor,
@@ -92,7 +93,8 @@ def train_prefetch(task: Task, progress: Progress) -> PrefetchReport:
         progress: told how far it is, in tokens.
 
     Raises:
-        PackError: a text cannot be read or is too short; the output cannot be written or the disk has no room.
+        PackError: a text cannot be read, is too short or there twice; the output cannot be written or the disk has no
+            room.
         LinkError: the package has no tokenizer.
         TrapError: a value is not finite.
         FormatError: the package is faulty.
@@ -103,6 +105,7 @@ def train_prefetch(task: Task, progress: Progress) -> PrefetchReport:
             raise PackError("output is the text", path=str(task.output), hint="give another name")
     read = [read_calibration_text(path, path.name, "text") for path in task.texts]
     test = None if task.test is None else read_calibration_text(task.test, task.test.name, "text")
+    _require_different(read if test is None else [*read, test])
     with open_package(task.package) as package:
         model = package.manifest.model
         tensors = {layer: router_tensors(package, layer) for layer in model.expert_layers}
@@ -129,10 +132,22 @@ def train_prefetch(task: Task, progress: Progress) -> PrefetchReport:
     return report
 
 
+def _require_different(texts: Sequence[CalibrationText]) -> None:
+    """Refuse a text that is there twice: what is trained on it would be judged by it."""
+    first = dict[bytes, Path]()
+    for text in texts:
+        if (other := first.setdefault(text.source.sha256, text.path)) is not text.path:
+            hint = "give each text once, and one of its own to report on"
+            raise PackError(f"text says the same as {other}", path=str(text.path), hint=hint)
+
+
 def _windows(
     package: Package, texts: Sequence[CalibrationText], test: CalibrationText | None, tokens: int
 ) -> dict[Purpose, list[Window]]:
     """What the model reads, by purpose. Where there is a text to report on, nothing is kept back from the others."""
+    if package.tokenizer_json is None:
+        hint = f"train with one built from the same checkpoint and its {TOKENIZER}; synthetic packages have neither"
+        raise LinkError("training reads text, and the package has no tokenizer", path=package.source.name, hint=hint)
     length = min(WINDOW, package.manifest.model.context_length)
 
     def encode(text: str) -> Window:
@@ -149,7 +164,7 @@ def _windows(
 
 
 @dataclass(frozen=True, slots=True)
-class _Trained:
+class _TrainedLayer:
     """A layer's predictor, and what it is worth; `others` is what asking for `OTHER_TARGETS` brings."""
 
     predictor: PrefetchLayer
@@ -181,7 +196,7 @@ class _Seen:
 
 def _train_layer(
     model: ModelDescription, layer: int, tensors: RouterTensors, recording: Recording, overlap: float
-) -> _Trained:
+) -> _TrainedLayer:
     """Train one layer's predictor and measure it."""
     block, parts = model.expert_block(layer), recording.layers[layer]
     experts, top_k = block.experts, block.router.top_k
@@ -230,11 +245,11 @@ def _train_layer(
         untrained=measured(_Seen.of(fitted.untrained, parts["test"]).ranks, 0).overlap,
     )
     others = tuple(measured(test.ranks, extras(predictor(each))) for each in OTHER_TARGETS)
-    return _Trained(made, report, others)
+    return _TrainedLayer(made, report, others)
 
 
 def _report(
-    task: Task, model: ModelDescription, trained: Sequence[_Trained], tokens: Mapping[Purpose, int]
+    task: Task, model: ModelDescription, trained: Sequence[_TrainedLayer], tokens: Mapping[Purpose, int]
 ) -> PrefetchReport:
     """All layers together."""
     layers = [each.report for each in trained]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from estream_loader import Integrity, open_package
-from estream_loader.console import FILE, SIZE_HELP, size
+from estream_loader.console import FILE, SIZE_HELP, FiniteRange, size
 from estream_loader.keys import read_signature
 from estream_loader.memory import ARENA_KINDS, ArenaKind
 from estream_loader.package import Package
@@ -27,17 +26,6 @@ from estream_spec.limits import MAX_LANES
 
 SEED: Final = 0
 """Of random token ids: every run takes the same ones."""
-
-
-class FiniteRange(click.FloatRange):
-    """A range of numbers that leaves out nan and the infinities."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number a text spells; anything else is a usage error."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return number
 
 
 def backend_name(text: str) -> str:

@@ -4,110 +4,42 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from estream_loader import Package, open_package
-from estream_loader.arena import Arena
 from estream_loader.pager import Binding, Pager
 from estream_loader.reading import Reader
 from estream_spec.constants import SectionType
 from estream_spec.errors import IntegrityError, LinkError
-from estream_spec.schedule import BankState, ExpertShape, Opcode, Phase, Policy, Program
-from estream_spec.schedule_compiler import compile_program
-from fixtures.packages import MODEL, PAGE_SHIFT, Draft
+from estream_spec.schedule import BankState, Phase, Policy
+from fixtures.packages import MODEL, Draft
 from fixtures.paging import divided_pager
+from fixtures.seven import (
+    EXPERTS,
+    GROUP_SIZES,
+    LANES,
+    PACKAGE,
+    RECORD,
+    SHAPE,
+    SOME,
+    STORED,
+    bank_of,
+    carry_out,
+    compiled,
+    gated,
+    poison,
+    use,
+)
 from fixtures.sources import CountingSource, FaultySource, GatedSource, fails_at
 
-RECORD = 1 << PAGE_SHIFT
-EXPERTS = 7
-MODEL_OF_SEVEN = replace(MODEL, expert_blocks=(replace(MODEL.expert_blocks[0], experts=EXPERTS),))
-PACKAGE = Draft(model=MODEL_OF_SEVEN).seal()
-SHAPE = ExpertShape(counts=(EXPERTS, EXPERTS), record_lengths=(RECORD, RECORD), top_k=(2, 2))
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
-
-def stored() -> dict[tuple[int, int], bytes]:
-    """Every record as it stands in the file, by layer and expert."""
-    with open_package(PACKAGE) as package:
-        return {
-            (layer, expert): PACKAGE[place.offset : place.offset + place.length]
-            for layer in range(2)
-            for expert in range(EXPERTS)
-            for place in [package.experts.place(layer, expert)]
-        }
-
-
-STORED = stored()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """Whatever a test does, its threads end with it."""
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) == before
-
-
-def poison(pager: Pager) -> None:
-    """Fill every bank with NaN: what was not read afterwards shows."""
-    for bank in pager.arena.banks:
-        np.frombuffer(bank.memory, np.float32)[:] = np.nan
-
-
-def use(pager: Pager, layer: int, experts: Sequence[int]) -> None:
-    """Page some experts of a layer in, each group into the bank of its number, and compare each with the file."""
-    pager.begin()
-    pager.route(layer, experts)
-    for group in sorted({expert // pager.group_size for expert in experts}):
-        number = bank_of(pager, layer, group)
-        pager.fill(layer, group, number)
-        pager.await_(layer, group, number)
-        bound = pager.use(number)
-        assert bound.bank.state is BankState.IN_USE
-        for expert in pager.wanted(layer, group):
-            assert pager.record(bound, expert) == STORED[layer, expert]
-        pager.release(number)
-
-
-def bank_of(pager: Pager, layer: int, group: int) -> int:
-    return (layer * -(-EXPERTS // pager.group_size) + group) % len(pager.arena.banks)
-
-
-def carry_out(pager: Pager, program: Program, routing: Sequence[set[int]]) -> None:
-    """What a program does with the banks, each expert with tokens compared with the file."""
-    resident = program.policy == Policy.RESIDENT and program.phase == Phase.PREFILL
-    pager.begin(resident=resident)
-    compared = set()
-    for opcode, layer, group, number in program.instructions:
-        match opcode:
-            case Opcode.ROUTE:
-                pager.route(layer, sorted(routing[layer]))
-            case Opcode.FILL:
-                pager.fill(layer, group, number)
-            case Opcode.AWAIT:
-                pager.await_(layer, group, number)
-            case Opcode.EXPERTS:
-                bound = pager.use(number)
-                for expert in pager.wanted(layer, group):
-                    assert pager.record(bound, expert) == STORED[layer, expert]
-                    compared.add((layer, expert))
-            case Opcode.RELEASE:
-                pager.release(number, keep=resident)
-    if program.phase == Phase.PREFILL:
-        assert compared == {(layer, expert) for layer in range(2) for expert in routing[layer]}
-    states = {bank.state for bank in pager.arena.banks}
-    assert states == {BankState.READY if program.policy == Policy.RESIDENT else BankState.AVAILABLE}
-
-
-BANKS, GROUP_SIZES, LANES = st.integers(1, 14), st.integers(1, EXPERTS), st.integers(1, 3)
-SOME = st.sets(st.integers(0, EXPERTS - 1), min_size=1)
+BANKS = st.integers(1, 14)
 Step = tuple[int, set[int]]
 STEPS = st.lists(st.tuples(st.integers(0, 1), SOME), max_size=12)
 
@@ -146,12 +78,6 @@ def test_programs_find_what_the_file_holds(
             carry_out(pager, compiled(group_size, depth, policy), routing)
 
 
-def compiled(group_size: int, depth: int, policy: Policy, phase: Phase = Phase.PREFILL) -> Program:
-    return compile_program(
-        SHAPE, arena_bytes=1 << 30, group_size=group_size, prefetch_depth=depth, policy=policy, phase=phase
-    )
-
-
 @given(group_size=GROUP_SIZES, lanes=LANES, runs=st.lists(st.tuples(SOME, SOME), max_size=3))
 @settings(max_examples=50, deadline=None)
 def test_resident_programs_read_once(group_size: int, lanes: int, runs: list[tuple[set[int], set[int]]]) -> None:
@@ -170,110 +96,6 @@ def test_resident_programs_read_once(group_size: int, lanes: int, runs: list[tup
         pager.settle()
         carry_out(pager, load, [])
         assert pager.stats.bytes_read == 2 * EXPERTS * RECORD
-
-
-@given(
-    lanes=LANES,
-    runs=st.lists(st.tuples(st.integers(0, 14), GROUP_SIZES, st.sampled_from(Policy), SOME, SOME), max_size=6),
-)
-@settings(max_examples=100, deadline=None)
-def test_an_arena_is_divided_anew(lanes: int, runs: list[tuple[int, int, Policy, set[int], set[int]]]) -> None:
-    """Programs of any sizes and policies one after the other in one arena, that of the largest."""
-    with (
-        open_package(PACKAGE) as package,
-        divided_pager(package, bank_count=1, group_size=1, lanes=lanes, arena_bytes=15 * EXPERTS * RECORD) as pager,
-    ):
-        poison(pager)
-        for depth, group_size, policy, *routing in runs:
-            resident = policy == Policy.RESIDENT
-            program = compiled(group_size, sum(SHAPE.group_counts(group_size)) if resident else depth, policy)
-            pager.divide(program.bank_count, group_size)
-            if resident and not pager.full:
-                load = compiled(group_size, program.prefetch_depth, policy, Phase.LOAD)
-                carry_out(pager, load, [])
-            carry_out(pager, program, routing)
-        assert pager.arena.length == 15 * EXPERTS * RECORD
-
-
-def test_dividing_forgets_only_what_has_no_place() -> None:
-    with (
-        open_package(PACKAGE) as package,
-        divided_pager(package, bank_count=2, group_size=2, arena_bytes=8 * RECORD) as pager,
-    ):
-        use(pager, 0, [0, 1, 2, 3])
-        epochs = [bank.epoch for bank in pager.arena.banks]
-        pager.divide(2, 2)
-        use(pager, 0, [0, 1, 2, 3])
-        pager.divide(2, 4)  # both groups are the first of this size
-        assert min(bank.epoch for bank in pager.arena.banks) > max(epochs)
-        use(pager, 0, [0, 1, 2, 3])
-        assert pager.stats.bytes_read == 4 * RECORD
-        pager.divide(1, 2)
-        use(pager, 0, [5])
-        assert pager.stats.bytes_read == 5 * RECORD
-        pager.divide(1, 4)  # expert 5 lies in the second slot, where the second group of four has it, and 4 does not
-        assert pager.arena.banks[0].loaded == {5}
-        pager.divide(1, 3)  # and the second group of three has it in the third
-        assert pager.arena.banks[0].loaded == set()
-        use(pager, 0, [2, 5])
-        assert pager.stats.bytes_read == 7 * RECORD
-
-
-def test_what_lies_behind_the_banks_is_not_read() -> None:
-    with (
-        open_package(PACKAGE) as package,
-        divided_pager(package, bank_count=8, group_size=1, arena_bytes=8 * RECORD) as pager,
-    ):
-        use(pager, 0, range(EXPERTS))
-        pager.divide(1, 2)
-        assert set(pager.beyond) == {(0, expert) for expert in range(2, EXPERTS)}
-        use(pager, 0, range(EXPERTS))
-        assert pager.stats.bytes_read == EXPERTS * RECORD
-        use(pager, 1, [0])
-        pager.put_beyond((1, 0), pager.arena.banks[0].memory[:RECORD], 3)
-        assert set(pager.beyond) == {(1, 0), *((0, expert) for expert in (2, 4, 5, 6))}
-        use(pager, 1, [0])
-        use(pager, 0, [3, 4])
-        assert pager.stats.bytes_read == (EXPERTS + 2) * RECORD
-
-
-def test_dividing_waits_for_what_is_on_its_way() -> None:
-    gate = GatedSource(PACKAGE)
-    with gated(gate) as package:
-        offset = package.experts.place(0, 0).offset
-        with divided_pager(package, bank_count=3, group_size=1, lanes=1) as pager:
-            for group in range(3):
-                pager.fill(0, group, group)
-            assert gate.arrived(1) == {offset}
-            gate.let_all()
-            pager.divide(1, 3)
-            assert [each for each, _ in gate.reads] == [offset]
-            use(pager, 1, [1, 2])
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("banks", "others"), [(2, 6), (6, 2)])
-def test_an_interrupted_division_is_done_anew(
-    late: bool, banks: int, others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    divide = Arena.divide
-
-    def interrupted(arena: Arena, bank_count: int, bank_bytes: int) -> None:
-        if late:
-            divide(arena, bank_count, bank_bytes)
-        raise KeyboardInterrupt
-
-    with (
-        open_package(PACKAGE) as package,
-        divided_pager(package, bank_count=banks, group_size=1, arena_bytes=6 * RECORD) as pager,
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(Arena, "divide", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                pager.divide(others, 1)
-        pager.divide(others, 1)
-        for expert in range(EXPERTS):
-            use(pager, 1, [expert])
 
 
 def test_a_read_whose_submitter_was_interrupted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,15 +168,6 @@ def test_before_routing_a_group_is_read_whole_and_afterwards_only_what_is_wanted
         pager.await_(0, 1, 1)
         assert pager.arena.banks[1].loaded == {5}
         assert (pager.wanted(0, 0), pager.wanted(0, 1), pager.wanted(1, 1)) == ([2], [5], range(4, 7))
-
-
-@contextmanager
-def gated(gate: GatedSource) -> Iterator[Package]:
-    """The package, of which everything but experts is read already, and experts only through the gate."""
-    with open_package(PACKAGE) as package:
-        assert package.experts.table.ranges
-        package.source = gate
-        yield package
 
 
 class TestSkipping:

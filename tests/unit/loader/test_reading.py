@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +24,8 @@ from estream_spec.manifest import RecordLayout
 from fixtures.packages import Draft
 from fixtures.sources import CountingSource, FaultySource, GatedSource, fails_at
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
 PIECE = 4096
 DATA = bytes(crc32c.crc32c(number.to_bytes(4, "little")) & 255 for number in range(20 * PIECE))
 LAYOUT = RecordLayout(payload_length=1, matrices=(), tensors=())
@@ -42,14 +43,6 @@ def record(offset: int, length: int, damage: int = 0) -> RecordPlace:
 
 def prove(place: RecordPlace, data: memoryview) -> None:
     place.check(crc32c.crc32c(data))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """Whatever a test does, its threads end with it."""
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) == before
 
 
 class TestPieces:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
@@ -30,6 +29,8 @@ from estream_spec.schedule_verifier import verify_program
 from fixtures.packages import ENCODINGS, MODEL, Draft, Section
 from fixtures.retentions import RETENTIONS
 from fixtures.sources import ShuffledSource, fails_at
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def block(experts: int, top_k: int, intermediate: int = 32) -> ExpertBlock:
@@ -90,14 +91,6 @@ def stored(data: bytes) -> dict[Record, bytes]:
 
 
 STORED: Final = {name: stored(data) for name, data in PACKAGES.items()}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """Whatever a test does, its threads end with it."""
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) == before
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +20,12 @@ from fixtures.olmoe import EXPERTS, LAYERS, token_ids
 from fixtures.packed import PackageFactory
 from fixtures.sources import FaultySource, GatedSource
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
 PROMPT = token_ids("pipeline", 48)
 RECORD = 16384
 PATIENCE = GatedSource.PATIENCE
 Expert = tuple[int, int]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """Whatever a test does, its threads end with it."""
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) == before
 
 
 class Watch:

@@ -7,13 +7,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
-
-from estream_loader import Package
 from estream_packer.checkpoint import Checkpoint
 from estream_packer.checkpoint.files import InputFile
 from estream_packer.families import TensorSource
-from estream_spec.constants import SectionType
 from estream_spec.limits import MAX_PREFETCH_ROUTER_LENGTH
 from estream_spec.manifest import Provenance
 from estream_spec.model import ModelDescription
@@ -84,44 +80,3 @@ def check_prefetch_file(
         sources = layers[each.layer]
         tensors = {name: sources[name].read(checkpoint) for name in ROUTER_TENSORS if name in sources}
         check_router(each, tensors, str(file.path))
-
-
-class PrefetchSummary(Struct, frozen=True, kw_only=True):
-    """A prefetch router in figures.
-
-    Attributes:
-        layers: how many it predicts for.
-        tokens: of text it was trained on.
-        overlap: share of needed experts that it predicted on text it had not seen, 0 to 1.
-        extra: predicted experts beyond `top_k` on the same text, mean.
-        writer: the program that trained it.
-        sources: names of the files of that text.
-        length: bytes, decoded.
-    """
-
-    layers: int
-    tokens: int
-    overlap: float
-    extra: float
-    writer: str
-    sources: tuple[str, ...]
-    length: int
-
-
-def summarise_prefetch_router(package: Package) -> PrefetchSummary | None:
-    """The prefetch router of a package, or None.
-
-    Raises:
-        FormatError: it is at fault, or for another model.
-    """
-    if (router := package.prefetch_router) is None:
-        return None
-    return PrefetchSummary(
-        layers=len(router.layers),
-        tokens=router.tokens,
-        overlap=router.overlap,
-        extra=router.extra,
-        writer=router.writer,
-        sources=tuple(source.name for source in router.sources),
-        length=package.container.section(SectionType.PREFETCH_ROUTER).length,
-    )
