@@ -158,7 +158,7 @@ def hidden_records(layer: DecodeLayer, start_s: float = 0.0) -> float:
     return window / layer.read_s if layer.read_s else float("inf")
 
 
-def needed_by_rank(top_k: int, experts: int, overlap: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+def needed_by_overlap(top_k: int, experts: int, overlap: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """The probability of each rank of a prediction to be routed to, from how much of the routed it covers.
 
     What is not covered falls by the same factor with each extra expert between two points, and beyond them as between

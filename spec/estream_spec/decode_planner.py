@@ -20,7 +20,7 @@ from estream_spec.decode_model import (
     TokenTime,
     decode_token,
     hidden_records,
-    needed_by_rank,
+    needed_by_overlap,
 )
 from estream_spec.energy import EnergySpent, Work, energy_spent, pairs, token_products, uses_floats
 from estream_spec.model import ModelDescription
@@ -174,7 +174,9 @@ def decode_layers(
             record_bytes=record,
             read_s=record / profile.rate(record, lanes),
             hit_rate=hit_rates[layer],
-            needed=needed_by_rank(described.router.top_k, experts, OVERLAP) if predicted is None else predicted[layer],
+            needed=needed_by_overlap(described.router.top_k, experts, OVERLAP)
+            if predicted is None
+            else predicted[layer],
         )
 
 

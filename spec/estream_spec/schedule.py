@@ -134,7 +134,7 @@ class Instruction(NamedTuple):
     bank: int = 0
 
     @property
-    def unused(self) -> bool:
+    def has_stray_operand(self) -> bool:
         """Whether a field is set that stands for no operand of its opcode, which is one that is defined."""
         fields = zip(_names(self.opcode), self[1:], strict=True)
         return any(value for name, value in fields if name not in OPERANDS[self.opcode])

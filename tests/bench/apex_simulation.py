@@ -36,7 +36,7 @@ from estream_spec.decode_model import (
     TokenTime,
     decode_token,
     hidden_records,
-    needed_by_rank,
+    needed_by_overlap,
 )
 from estream_spec.decode_planner import DecodePlan, plan_decoding
 from estream_spec.energy import EnergySpent, Work, energy_spent
@@ -165,7 +165,7 @@ def layer_of(shape: Shape, link: float, overlap: float | None = None) -> DecodeL
         overlap: share of routed experts that are predicted where extra ones change nothing; None takes the paper's.
     """
     record = shape.expert_weights * WIDTH
-    needed = needed_by_rank(shape.top_k, shape.experts, shape.overlap)
+    needed = needed_by_overlap(shape.top_k, shape.experts, shape.overlap)
     if overlap is not None:
         needed = (overlap,) * shape.top_k
     return DecodeLayer(

@@ -12,7 +12,7 @@ from estream_spec.decode_model import (
     Strategy,
     decode_token,
     hidden_records,
-    needed_by_rank,
+    needed_by_overlap,
     perfectly_predicted,
 )
 
@@ -109,7 +109,7 @@ def test_hidden_records_is_the_hiding_condition() -> None:
 
 def test_ranks_cover_what_the_overlap_says() -> None:
     overlap = ((1.0, 0.9), (3.0, 0.975))
-    ranks = needed_by_rank(4, 16, overlap)
+    ranks = needed_by_overlap(4, 16, overlap)
     assert len(ranks) == 16
     assert sum(ranks[:5]) / 4 == pytest.approx(0.9)
     assert sum(ranks[:7]) / 4 == pytest.approx(0.975)
