@@ -123,7 +123,7 @@ def plan_decoding(
     record = max(workload.record_lengths)
     slots = min(max(cap, 0) // record, sum(model.expert_counts))
     lanes = choose_lanes(profile)
-    if slots < max(top_k(model)):
+    if slots < max(model.top_k):
         slots = 0
     shares = even_layers(model) if shares is None else shares
     layers = list(decode_layers(workload, profile, tokens, [0.0] * len(model.layers), lanes))
@@ -199,7 +199,12 @@ def kept_records(shape: ExpertShape, slots: int, policy: Policy) -> tuple[int, .
 def expert_shape(workload: Workload) -> ExpertShape:
     """What programs depend on in a workload."""
     model = workload.model
-    return ExpertShape(counts=model.expert_counts, record_lengths=workload.record_lengths, top_k=top_k(model))
+    return ExpertShape(
+        counts=model.expert_counts,
+        record_lengths=workload.record_lengths,
+        top_k=model.top_k,
+        dense_layers=model.dense_layers,
+    )
 
 
 def hit_rates(shares: Sequence[Floats], kept: Sequence[int]) -> tuple[float, ...]:
@@ -216,12 +221,6 @@ def hit_rates(shares: Sequence[Floats], kept: Sequence[int]) -> tuple[float, ...
 def cache_bytes(model: ModelDescription, tokens: int) -> int:
     """Bytes of the keys and values of all layers for so many tokens, in f32."""
     return 4 * tokens * sum(_kept(model, layer) for layer in range(len(model.layers)))
-
-
-def top_k(model: ModelDescription) -> tuple[int, ...]:
-    """Experts a token is routed to, for each layer; 0 where it has none."""
-    layers = range(len(model.layers))
-    return tuple(model.expert_block(layer).router.top_k if layer in model.expert_layers else 0 for layer in layers)
 
 
 def _way(

@@ -267,11 +267,8 @@ class ExpertShape:
     def of(cls, model: ModelDescription, experts: RecordTable) -> Self:
         """The shape of a model with this expert table."""
         return cls(
-            top_k=tuple(
-                0 if layer.experts is None else model.expert_blocks[layer.experts].router.top_k
-                for layer in model.layers
-            ),
-            dense_layers=frozenset(number for number, layer in enumerate(model.layers) if layer.dense is not None),
+            top_k=model.top_k,
+            dense_layers=model.dense_layers,
             counts=tuple(each.count for each in experts.ranges),
             record_lengths=tuple(each.record_length for each in experts.ranges),
         )

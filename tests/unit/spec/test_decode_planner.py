@@ -18,14 +18,13 @@ from estream_spec.decode_planner import (
     hit_rates,
     kept_records,
     plan_decoding,
-    top_k,
 )
 from estream_spec.planner import addressable_arena, available_arena
 from estream_spec.profile import DeviceProfile, Duration
 from estream_spec.profiles import shipped_profile
 from estream_spec.routing_load import even_layers
 from estream_spec.schedule import Policy
-from estream_spec.shapes import LFM2_8B_A1B, OLMOE_1B_7B, SHAPES
+from estream_spec.shapes import LFM2_8B_A1B, OLMOE_1B_7B
 from fixtures.estream import device
 from fixtures.estream import workload as stored
 
@@ -156,10 +155,3 @@ def test_dense_blocks_stand_beside_experts_or_in_their_place() -> None:
     assert (first.top_k, first.beside_s, first.record_bytes) == (0, 0, 0)
     assert second.top_k == 6
     assert second.beside_s == pytest.approx(3 * 2048 * 2816 * 5e-11)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_experts_of_a_token_are_counted_in_layers_that_have_some(name: str) -> None:
-    counts = top_k(SHAPES[name])
-    assert max(counts) > 0
-    assert all((own > 0) == (layer in SHAPES[name].expert_layers) for layer, own in enumerate(counts))
