@@ -27,7 +27,7 @@ from estream_spec.model import ModelDescription
 from estream_spec.planner import addressable_arena, available_arena, choose_lanes
 from estream_spec.profile import DeviceProfile
 from estream_spec.routing_load import Floats, even_layers
-from estream_spec.schedule import ExpertShape, Opcode, Policy
+from estream_spec.schedule import ExpertShape, Policy
 from estream_spec.workload import Workload, block_weights, dense_weights, expert_weights, head_s
 
 OVERLAP: Final = ((0.64, 0.936), (2.42, 0.978), (4.26, 0.992))
@@ -189,11 +189,7 @@ def kept_records(shape: ExpertShape, slots: int, policy: Policy) -> tuple[int, .
         policy: whether experts are read ahead, for which some slots are kept free.
     """
     program = compile_decode(shape, arena_bytes=slots * shape.bank_bytes(1), slots=slots, policy=policy)
-    kept = [0] * len(shape.counts)
-    for instruction in program.instructions:
-        if instruction.opcode == Opcode.DEMAND_RELEASE:
-            kept[instruction.layer] = instruction.group
-    return tuple(kept)
+    return tuple(program.kept.get(layer, 0) for layer in range(len(shape.counts)))
 
 
 def expert_shape(workload: Workload) -> ExpertShape:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import ClassVar, Final, NamedTuple, Self
 
 from estream_spec.constants import PROGRAM_MAGIC
@@ -162,7 +163,7 @@ class ProgramHeader(Structure):
     arena_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """One phase of a run under one device configuration.
 
@@ -197,6 +198,16 @@ class Program:
             instruction_count=len(self.instructions),
             arena_bytes=self.arena_bytes,
         )
+
+    @cached_property
+    def kept(self) -> Mapping[int, int]:
+        """By layer with experts, the most records that it keeps when a program that decodes is done with it."""
+        return {each.layer: each.group for each in self.instructions if each.opcode == Opcode.DEMAND_RELEASE}
+
+    @cached_property
+    def reads_ahead(self) -> bool:
+        """Whether a program that decodes reads any expert before its layer is routed."""
+        return any(each.opcode == Opcode.PREFETCH for each in self.instructions)
 
     def matches(self, choice: DeviceConfiguration) -> bool:
         """Whether it is a program for a device configuration."""
