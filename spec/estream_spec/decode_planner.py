@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from estream_spec.decode_compiler import READ_AHEAD, compile_decode
+from estream_spec.decode_compiler import READ_AHEAD, decode_program
 from estream_spec.decode_model import (
     DecodeLayer,
     Reading,
@@ -27,7 +27,7 @@ from estream_spec.model import ModelDescription
 from estream_spec.planner import addressable_arena, available_arena, choose_lanes
 from estream_spec.profile import DeviceProfile
 from estream_spec.routing_load import Floats, even_layers
-from estream_spec.schedule import ExpertShape, Policy
+from estream_spec.schedule import ExpertShape
 from estream_spec.workload import Workload, block_weights, dense_weights, expert_weights, head_s
 
 OVERLAP: Final = ((0.64, 0.936), (2.42, 0.978), (4.26, 0.992))
@@ -180,15 +180,16 @@ def decode_layers(
         )
 
 
-def kept_records(shape: ExpertShape, slots: int, policy: Policy) -> tuple[int, ...]:
+def kept_records(shape: ExpertShape, slots: int, *, predicts: bool) -> tuple[int, ...]:
     """How many records each layer keeps from one token to the next: what the program for so many slots says.
 
     Args:
         shape: experts of the model.
         slots: records that the arena holds, enough for a token's experts of one layer.
-        policy: whether experts are read ahead, for which some slots are kept free.
+        predicts: whether experts are read ahead, for which some slots are kept free.
     """
-    program = compile_decode(shape, arena_bytes=slots * shape.bank_bytes(1), slots=slots, policy=policy)
+    program = decode_program(shape, slots * shape.bank_bytes(1), predicts=predicts)
+    assert program is not None
     return tuple(program.kept.get(layer, 0) for layer in range(len(shape.counts)))
 
 
@@ -228,8 +229,7 @@ def _way(
     strategy: Strategy,
 ) -> TokenPlan:
     model, lanes = workload.model, choose_lanes(profile)
-    policy = Policy.POST_ROUTING if strategy == "none" else Policy.PRE_ROUTING
-    rates = hit_rates(shares, kept_records(expert_shape(workload), slots, policy))
+    rates = hit_rates(shares, kept_records(expert_shape(workload), slots, predicts=strategy != "none"))
     toll = 0.0 if profile.read_toll_s is None else profile.read_toll_s.value
     layers = tuple(decode_layers(workload, profile, tokens, rates, lanes))
     found = decode_token(

@@ -23,7 +23,6 @@ from estream_spec.planner import addressable_arena, available_arena
 from estream_spec.profile import DeviceProfile, Duration
 from estream_spec.profiles import shipped_profile
 from estream_spec.routing_load import even_layers
-from estream_spec.schedule import Policy
 from estream_spec.shapes import LFM2_8B_A1B, OLMOE_1B_7B
 from fixtures.estream import device
 from fixtures.estream import workload as stored
@@ -87,12 +86,12 @@ def test_more_memory_means_more_hits_and_faster_tokens() -> None:
 
 def test_records_that_layers_keep_are_those_of_the_program() -> None:
     shape = expert_shape(stored("olmoe-1b-7b"))
-    assert kept_records(shape, 1024, Policy.POST_ROUTING) == (64,) * 16
-    assert kept_records(shape, 176, Policy.POST_ROUTING) == (11,) * 16
-    assert kept_records(shape, 176, Policy.PRE_ROUTING) == (10,) * 16  # sixteen are free for reading ahead
-    assert kept_records(shape, 8, Policy.POST_ROUTING) == (0,) * 16
+    assert kept_records(shape, 1024, predicts=False) == (64,) * 16
+    assert kept_records(shape, 176, predicts=False) == (11,) * 16
+    assert kept_records(shape, 176, predicts=True) == (10,) * 16  # sixteen are free for reading ahead
+    assert kept_records(shape, 8, predicts=False) == (0,) * 16
     dense = expert_shape(find_workload("deepseek-v2-lite")[1])
-    assert kept_records(dense, 260, Policy.POST_ROUTING) == (0, *(10,) * 26)
+    assert kept_records(dense, 260, predicts=False) == (0, *(10,) * 26)
 
 
 def test_a_prefetch_router_counts_by_what_it_was_measured_at() -> None:
