@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from estream_spec.decode_compiler import READ_AHEAD, decode_program
 from estream_spec.decode_model import (
     DecodeLayer,
@@ -26,7 +24,6 @@ from estream_spec.energy import EnergySpent, Work, energy_spent, pairs, token_pr
 from estream_spec.model import ModelDescription
 from estream_spec.planner import addressable_arena, available_arena, choose_lanes
 from estream_spec.profile import DeviceProfile
-from estream_spec.routing_load import Floats, even_layers
 from estream_spec.schedule import ExpertShape
 from estream_spec.workload import Workload, block_weights, dense_weights, expert_weights, head_s
 
@@ -99,22 +96,14 @@ class DecodePlan:
         return bool(self.ways) and self.saving >= PAYS
 
 
-def plan_decoding(
-    workload: Workload,
-    profile: DeviceProfile,
-    memory_bytes: int,
-    tokens: int,
-    shares: Sequence[Floats] | None = None,
-) -> DecodePlan:
-    """Plan the token after a prompt.
+def plan_decoding(workload: Workload, profile: DeviceProfile, memory_bytes: int, tokens: int) -> DecodePlan:
+    """Plan the token after a prompt. Routing is taken to be even, in which no cache does better than its share.
 
     Args:
         workload: the model as it is stored.
         profile: the device.
         memory_bytes: most memory for everything.
         tokens: tokens of the prompt, at least 1.
-        shares: for each layer, f64 `[experts]`: the probability of each expert to be picked by a token; None takes even
-            routing, in which no cache does better than its share of the experts.
     """
     model = workload.model
     cap = min(
@@ -125,7 +114,6 @@ def plan_decoding(
     lanes = choose_lanes(profile)
     if slots < max(model.top_k):
         slots = 0
-    shares = even_layers(model) if shares is None else shares
     layers = list(decode_layers(workload, profile, tokens, [0.0] * len(model.layers), lanes))
     with_experts = [layers[number] for number in model.expert_layers]
     return DecodePlan(
@@ -135,7 +123,7 @@ def plan_decoding(
         slots=slots,
         lanes=lanes,
         hidden_records=sum(hidden_records(layer) for layer in with_experts) / len(with_experts),
-        ways=tuple(_way(workload, profile, tokens, shares, slots, each) for each in STRATEGIES) if slots else (),
+        ways=tuple(_way(workload, profile, tokens, slots, each) for each in STRATEGIES) if slots else (),
     )
 
 
@@ -204,15 +192,9 @@ def expert_shape(workload: Workload) -> ExpertShape:
     )
 
 
-def hit_rates(shares: Sequence[Floats], kept: Sequence[int]) -> tuple[float, ...]:
-    """The share of picks that go to the experts of each layer that are picked most, as many as it keeps.
-
-    A cache that has learned which these are has that rate; with even routing no cache has another.
-    """
-    return tuple(
-        float(np.sort(share)[::-1][:count].sum() / share.sum()) if share.size else 0.0
-        for share, count in zip(shares, kept, strict=True)
-    )
+def hit_rates(counts: Sequence[int], kept: Sequence[int]) -> tuple[float, ...]:
+    """The share of picks that go to what each layer keeps of so many experts, where all are picked alike."""
+    return tuple(own / count if count else 0.0 for count, own in zip(counts, kept, strict=True))
 
 
 def cache_bytes(model: ModelDescription, tokens: int) -> int:
@@ -220,16 +202,10 @@ def cache_bytes(model: ModelDescription, tokens: int) -> int:
     return 4 * tokens * sum(_kept(model, layer) for layer in range(len(model.layers)))
 
 
-def _way(
-    workload: Workload,
-    profile: DeviceProfile,
-    tokens: int,
-    shares: Sequence[Floats],
-    slots: int,
-    strategy: Strategy,
-) -> TokenPlan:
+def _way(workload: Workload, profile: DeviceProfile, tokens: int, slots: int, strategy: Strategy) -> TokenPlan:
     model, lanes = workload.model, choose_lanes(profile)
-    rates = hit_rates(shares, kept_records(expert_shape(workload), slots, predicts=strategy != "none"))
+    kept = kept_records(expert_shape(workload), slots, predicts=strategy != "none")
+    rates = hit_rates(model.expert_counts, kept)
     toll = 0.0 if profile.read_toll_s is None else profile.read_toll_s.value
     layers = tuple(decode_layers(workload, profile, tokens, rates, lanes))
     found = decode_token(

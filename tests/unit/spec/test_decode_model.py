@@ -102,8 +102,6 @@ def test_layer_without_experts_takes_its_time() -> None:
 
 def test_hidden_records_is_the_hiding_condition() -> None:
     assert hidden_records(LAYER) == 1.5
-    assert hidden_records(LAYER, 1.0) == 1.0
-    assert hidden_records(LAYER, 5.0) == 0
     assert hidden_records(DecodeLayer(before_s=1.0)) == float("inf")
 
 
