@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from estream_loader.package import Package
 from estream_runtime.weights import DenseWeights
+from estream_spec.decode_model import LEAST_GAIN
 from estream_spec.prefetch_router import LayerPredictor, check_router
 from estream_spec.weights import Floats
 
@@ -22,8 +23,6 @@ ROUNDS: Final = 3
 """Blocks of each kind that a comparison takes."""
 AGAIN: Final = 256
 """Tokens after which what was found is put to the test again: the device may have become hot, or the text another."""
-LEAST_GAIN: Final = 0.01
-"""Share of a token's time that reading ahead has to save: less cannot be told from noise."""
 
 
 class Prediction(NamedTuple):

@@ -31,8 +31,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, exp, log
-from typing import Literal
+from typing import Final, Literal
 
+LEAST_GAIN: Final = 0.01
+"""Share of a token's time that reading ahead has to save to be worth what it reads in vain: chosen, not measured."""
 Strategy = Literal["none", "fixed", "exact", "stall-free", "oracle"]
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from estream_spec.decode_compiler import READ_AHEAD, decode_program
 from estream_spec.decode_model import (
+    LEAST_GAIN,
     DecodeLayer,
     Reading,
     Strategy,
@@ -30,8 +31,6 @@ from estream_spec.workload import Workload, block_weights, dense_weights, expert
 OVERLAP: Final = ((0.64, 0.936), (2.42, 0.978), (4.26, 0.992))
 """Mean extra experts, and the share of routed experts among those predicted: means of the four models that APEX (arXiv
 2608.11688) was published with. What a prediction is taken to be worth before one was trained for a model."""
-PAYS: Final = 0.01
-"""Share of a token that reading ahead has to save, or it is not worth its bytes: less cannot be told from noise."""
 STRATEGIES: Final[tuple[Strategy, ...]] = ("none", "exact", "oracle")
 
 
@@ -93,7 +92,7 @@ class DecodePlan:
     @property
     def prefetching_pays(self) -> bool:
         """Whether a prefetch router is expected to be worth its bytes on this device."""
-        return bool(self.ways) and self.saving >= PAYS
+        return bool(self.ways) and self.saving >= LEAST_GAIN
 
 
 def plan_decoding(workload: Workload, profile: DeviceProfile, memory_bytes: int, tokens: int) -> DecodePlan:
