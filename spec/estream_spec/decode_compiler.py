@@ -15,7 +15,7 @@ from estream_spec.limits import MAX_INSTRUCTIONS
 from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Policy, Program
 
 READ_AHEAD: Final = 8
-"""Experts beyond `top_k` that are read ahead at most: predictions further down the ranking are hardly ever right."""
+"""Experts beyond `top_k` that are read ahead at most. Chosen, not measured."""
 
 
 def decode_program(shape: ExpertShape, arena_bytes: int, *, predicts: bool) -> Program | None:
