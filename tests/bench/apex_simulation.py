@@ -252,7 +252,7 @@ def energy_table(shape: Shape, tokens: Mapping[str, TokenTime]) -> Iterator[Tabl
 RATES: Final = (32, 64, 128, 256, 512, 1024)
 SWEEP_MISFIT: Final = (
     "where a link is so slow that attention hides one expert of eight, or so fast that little is left to hide, less is "
-    "saved than the paper has; which model and baseline its range is of is not known here"
+    "saved than the paper has"
 )
 
 
@@ -387,7 +387,7 @@ def energy_notes(shape: Shape, tokens: Mapping[str, TokenTime]) -> Iterator[str]
     products = {name: each.delay_product(tokens[name].time_s) for name, each in spent.items()}
     baselines = ("no prefetch", "ProMoE", "static k+4", "static k+8")
     against = ", ".join(f"{name} {products['APEX exact'] / products[name] - 1:+.0%}" for name in baselines)
-    yield f"energy x delay: paper up to -41 %, against what is not known here; here {against}"
+    yield f"energy x delay, here: {against}"
     more = products["APEX stall-free"] / products["APEX exact"] - 1
     yield f"stall-free beside exact: paper 2 to 14 % less energy x delay, here {more:+.0%}"
 
