@@ -59,6 +59,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/pipeline.py --dense w4g32
 	$(BIN)/python tests/bench/planner.py
 	$(BIN)/python tests/bench/apex_simulation.py
+	$(BIN)/python tests/bench/retention.py
 	$(BIN)/python tests/bench/kernel.py
 	$(BIN)/python tests/bench/kernel.py --threads 1 --tokens 1
 	$(BIN)/python tests/bench/startup.py

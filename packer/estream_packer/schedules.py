@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from estream_loader import Package
-from estream_spec.decode_compiler import compile_decode
+from estream_spec.decode_compiler import decode_program
 from estream_spec.manifest import DeviceConfiguration
 from estream_spec.schedule import POLICIES_BY_NAME, POLICY_NAMES, ExpertShape, Phase, Policy, Program, disassemble
 from estream_spec.schedule_compiler import compile_program
@@ -41,11 +41,8 @@ def programs_for(shape: ExpertShape, choice: DeviceConfiguration, *, predicts: b
         )
         for phase in phases
     ]
-    slots = choice.arena_bytes // shape.bank_bytes(1)
-    if slots < max(shape.top_k):
-        return tuple(prefill)
-    reading = Policy.PRE_ROUTING if predicts else Policy.POST_ROUTING
-    return *prefill, compile_decode(shape, arena_bytes=choice.arena_bytes, slots=slots, policy=reading)
+    decode = decode_program(shape, choice.arena_bytes, predicts=predicts)
+    return tuple(prefill) if decode is None else (*prefill, decode)
 
 
 class ScheduleSummary(Struct, frozen=True, kw_only=True):

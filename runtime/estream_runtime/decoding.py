@@ -8,7 +8,7 @@ is, which does change logits; each replacement is counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from estream_runtime.recorder import Recorder
 from estream_runtime.routing import substituted
 from estream_runtime.weights import ExpertWeights
 from estream_spec.model import ModelDescription
-from estream_spec.schedule import Opcode, Program
+from estream_spec.schedule import Program
 from estream_spec.weights import Floats
 
 Mode = Literal["exact", "stall-free"]
@@ -134,7 +134,6 @@ class Decoding:
         self._prediction: Prediction | None = None
         self._predicted_at = 0.0
         self._layer: _Layer | None = None
-        self._kept: tuple[Program | None, Mapping[int, int]] = (None, {})
         self._reads_ahead = True
         self._tokens = self._bytes_read = self._substituted = 0
         self._seconds = self._lost_share = self._started = 0.0
@@ -161,20 +160,13 @@ class Decoding:
             return "off: all experts find room, or no more than those of a token"
         return "on" if self.judge is None else self.judge.verdict
 
-    def kept(self, program: Program) -> Mapping[int, int]:
-        """Records that each layer keeps by a decode program."""
-        if self._kept[0] is not program:
-            releases = [each for each in program.instructions if each.opcode == Opcode.DEMAND_RELEASE]
-            self._kept = program, {each.layer: each.group for each in releases}
-            self._reads_ahead = any(each.opcode == Opcode.PREFETCH for each in program.instructions)
-        return self._kept[1]
-
     def begin(self, program: Program) -> None:
         """A token begins."""
         self._started = time.perf_counter()
         if self._pager.uses != self._uses:  # what was read since belongs to another program
             self._read = self._pager.stats
-        if not self.slots.begin(self.kept(program)):
+        self._reads_ahead = program.reads_ahead
+        if not self.slots.begin(program.kept):
             self._bound.clear()
 
     def end(self) -> None:

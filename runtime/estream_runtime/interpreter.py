@@ -176,7 +176,7 @@ class Interpreter:
         decoding, decodes = self.decoding, program.phase == Phase.DECODE
         # What is not finite is found in scores and logits.
         with np.errstate(over="ignore", invalid="ignore"), self._in_banks(program):
-            self._seeding = None if decode is None else Seeding(self.pager, decoding.slots, decoding.kept(decode))
+            self._seeding = None if decode is None else Seeding(self.pager, decoding.slots, decode.kept)
             for instruction in program.instructions:
                 match instruction.opcode:
                     case Opcode.EMBED:

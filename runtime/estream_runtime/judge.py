@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from typing import Final
 
+from estream_spec.decode_model import LEAST_GAIN
+
 BLOCK: Final = 4
 """Tokens in a row that are decoded with, or without, reading ahead while the two are compared."""
 ROUNDS: Final = 3
 """Blocks of each kind that a comparison takes."""
 AGAIN: Final = 256
 """Tokens after which what was found is put to the test again: the device may have become hot, or the text another."""
-LEAST_GAIN: Final = 0.01
-"""Share of a token's time that reading ahead has to save: less cannot be told from noise."""
 
 
 class Judge:

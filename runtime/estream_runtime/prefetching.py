@@ -12,7 +12,8 @@ from typing import Final, NamedTuple, Protocol
 
 from estream_loader.package import Package
 from estream_runtime.weights import DenseWeights
-from estream_spec.prefetch_router import LayerPredictor, check_router
+from estream_spec.prefetch_predictor import LayerPredictor
+from estream_spec.prefetch_router import check_router
 from estream_spec.weights import Floats
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from estream_loader.package import Package
-from estream_spec.decode_compiler import compile_decode
+from estream_spec.decode_compiler import decode_program
 from estream_spec.devices import for_tokens
 from estream_spec.errors import LinkError
 from estream_spec.limits import MAX_DIMENSION, MAX_EXPERTS
@@ -121,20 +121,18 @@ class DevicePrograms:
             FormatError: a program of the package is at fault.
         """
         if predicts not in self._decode:
-            self._decode[predicts] = self._find_decode(Policy.PRE_ROUTING if predicts else Policy.POST_ROUTING)
+            self._decode[predicts] = self._find_decode(predicts)
         return self._decode[predicts]
 
-    def _find_decode(self, policy: Policy) -> Program | None:
-        shape = self._package.expert_shape
+    def _find_decode(self, predicts: bool) -> Program | None:
+        shape, policy = self._package.expert_shape, Policy.PRE_ROUTING if predicts else Policy.POST_ROUTING
         for choice in self._wished.values():
             own = self._package.program(choice, Phase.DECODE)
             if own is not None and own.policy == policy and own.bank_count * shape.bank_bytes(1) == self.arena_bytes:
                 return own
-        slots = self.arena_bytes // shape.bank_bytes(1)
-        if slots < max(shape.top_k):
-            return None
-        program = compile_decode(shape, arena_bytes=self.arena_bytes, slots=slots, policy=policy)
-        verify_program(program, shape)
+        program = decode_program(shape, self.arena_bytes, predicts=predicts)
+        if program is not None:
+            verify_program(program, shape)
         return program
 
     def _needed(self, choice: DeviceConfiguration) -> int:

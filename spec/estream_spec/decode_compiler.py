@@ -15,7 +15,25 @@ from estream_spec.limits import MAX_INSTRUCTIONS
 from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Policy, Program
 
 READ_AHEAD: Final = 8
-"""Experts beyond `top_k` that are read ahead at most: predictions further down the ranking are hardly ever right."""
+"""Experts beyond `top_k` that are read ahead at most. Chosen, not measured."""
+
+
+def decode_program(shape: ExpertShape, arena_bytes: int, *, predicts: bool) -> Program | None:
+    """The program that decodes in all of an arena; None where that has no room for a token's experts of one layer.
+
+    Args:
+        shape: experts, record lengths and `top_k` of the model.
+        arena_bytes: memory for experts.
+        predicts: whether there is something to predict experts with, so that they are read ahead.
+
+    Raises:
+        LinkError: the program would have more than `MAX_INSTRUCTIONS`.
+    """
+    slots = arena_bytes // shape.bank_bytes(1)
+    if slots < max(shape.top_k):
+        return None
+    policy = Policy.PRE_ROUTING if predicts else Policy.POST_ROUTING
+    return compile_decode(shape, arena_bytes=arena_bytes, slots=slots, policy=policy)
 
 
 def compile_decode(shape: ExpertShape, *, arena_bytes: int, slots: int, policy: Policy) -> Program:

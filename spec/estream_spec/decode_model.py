@@ -16,6 +16,9 @@ Reading ahead hides everything where `m (1-h) r <= b`, the hiding condition. How
   that are missing are replaced. A read that is under way ends and holds up the next layer.
 - `oracle`: as `exact`, with a prediction that is always right. No exact strategy is faster.
 
+Plans use `none`, `exact` and `oracle`. The other two are here because published figures are of them: those are what the
+recurrence is held against, in `tests/bench/apex_simulation.py`, and they share its arithmetic.
+
 Numbers are expected ones: a layer has a tenth of an expert to read where one token in ten has one. Where reading is
 partly hidden, stalls are somewhat longer in truth.
 
@@ -28,10 +31,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, exp, log
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
+LEAST_GAIN: Final = 0.01
+"""Share of a token's time that reading ahead has to save to be worth what it reads in vain: chosen, not measured."""
 Strategy = Literal["none", "fixed", "exact", "stall-free", "oracle"]
-STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,18 +151,12 @@ def perfectly_predicted(layer: DecodeLayer) -> DecodeLayer:
     return replace(layer, needed=(1.0,) * layer.top_k)
 
 
-def hidden_records(layer: DecodeLayer, start_s: float = 0.0) -> float:
-    """How many records can be read behind a layer's attention: where there are as many, reading ahead hides them.
-
-    Args:
-        layer: the layer.
-        start_s: seconds until the first of them begins, which others may take.
-    """
-    window = max(0.0, layer.before_s - start_s)
-    return window / layer.read_s if layer.read_s else float("inf")
+def hidden_records(layer: DecodeLayer) -> float:
+    """How many records can be read behind a layer's attention: where there are as many, reading ahead hides them."""
+    return layer.before_s / layer.read_s if layer.read_s else float("inf")
 
 
-def needed_by_rank(top_k: int, experts: int, overlap: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+def needed_by_overlap(top_k: int, experts: int, overlap: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """The probability of each rank of a prediction to be routed to, from how much of the routed it covers.
 
     What is not covered falls by the same factor with each extra expert between two points, and beyond them as between

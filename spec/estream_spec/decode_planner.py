@@ -10,31 +10,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from estream_spec.decode_compiler import READ_AHEAD, compile_decode
+from estream_spec.decode_compiler import READ_AHEAD, decode_program
 from estream_spec.decode_model import (
+    LEAST_GAIN,
     DecodeLayer,
     Reading,
     Strategy,
     TokenTime,
     decode_token,
     hidden_records,
-    needed_by_rank,
+    needed_by_overlap,
 )
 from estream_spec.energy import EnergySpent, Work, energy_spent, pairs, token_products, uses_floats
 from estream_spec.model import ModelDescription
 from estream_spec.planner import addressable_arena, available_arena, choose_lanes
 from estream_spec.profile import DeviceProfile
-from estream_spec.routing_load import Floats, even_layers
-from estream_spec.schedule import ExpertShape, Opcode, Policy
+from estream_spec.schedule import ExpertShape
 from estream_spec.workload import Workload, block_weights, dense_weights, expert_weights, head_s
 
 OVERLAP: Final = ((0.64, 0.936), (2.42, 0.978), (4.26, 0.992))
 """Mean extra experts, and the share of routed experts among those predicted: means of the four models that APEX (arXiv
 2608.11688) was published with. What a prediction is taken to be worth before one was trained for a model."""
-PAYS: Final = 0.01
-"""Share of a token that reading ahead has to save, or it is not worth its bytes: less cannot be told from noise."""
 STRATEGIES: Final[tuple[Strategy, ...]] = ("none", "exact", "oracle")
 
 
@@ -96,25 +92,17 @@ class DecodePlan:
     @property
     def prefetching_pays(self) -> bool:
         """Whether a prefetch router is expected to be worth its bytes on this device."""
-        return bool(self.ways) and self.saving >= PAYS
+        return bool(self.ways) and self.saving >= LEAST_GAIN
 
 
-def plan_decoding(
-    workload: Workload,
-    profile: DeviceProfile,
-    memory_bytes: int,
-    tokens: int,
-    shares: Sequence[Floats] | None = None,
-) -> DecodePlan:
-    """Plan the token after a prompt.
+def plan_decoding(workload: Workload, profile: DeviceProfile, memory_bytes: int, tokens: int) -> DecodePlan:
+    """Plan the token after a prompt. Routing is taken to be even, in which no cache does better than its share.
 
     Args:
         workload: the model as it is stored.
         profile: the device.
         memory_bytes: most memory for everything.
         tokens: tokens of the prompt, at least 1.
-        shares: for each layer, f64 `[experts]`: the probability of each expert to be picked by a token; None takes even
-            routing, in which no cache does better than its share of the experts.
     """
     model = workload.model
     cap = min(
@@ -123,9 +111,8 @@ def plan_decoding(
     record = max(workload.record_lengths)
     slots = min(max(cap, 0) // record, sum(model.expert_counts))
     lanes = choose_lanes(profile)
-    if slots < max(top_k(model)):
+    if slots < max(model.top_k):
         slots = 0
-    shares = even_layers(model) if shares is None else shares
     layers = list(decode_layers(workload, profile, tokens, [0.0] * len(model.layers), lanes))
     with_experts = [layers[number] for number in model.expert_layers]
     return DecodePlan(
@@ -135,7 +122,7 @@ def plan_decoding(
         slots=slots,
         lanes=lanes,
         hidden_records=sum(hidden_records(layer) for layer in with_experts) / len(with_experts),
-        ways=tuple(_way(workload, profile, tokens, shares, slots, each) for each in STRATEGIES) if slots else (),
+        ways=tuple(_way(workload, profile, tokens, slots, each) for each in STRATEGIES) if slots else (),
     )
 
 
@@ -174,41 +161,39 @@ def decode_layers(
             record_bytes=record,
             read_s=record / profile.rate(record, lanes),
             hit_rate=hit_rates[layer],
-            needed=needed_by_rank(described.router.top_k, experts, OVERLAP) if predicted is None else predicted[layer],
+            needed=needed_by_overlap(described.router.top_k, experts, OVERLAP)
+            if predicted is None
+            else predicted[layer],
         )
 
 
-def kept_records(shape: ExpertShape, slots: int, policy: Policy) -> tuple[int, ...]:
+def kept_records(shape: ExpertShape, slots: int, *, predicts: bool) -> tuple[int, ...]:
     """How many records each layer keeps from one token to the next: what the program for so many slots says.
 
     Args:
         shape: experts of the model.
         slots: records that the arena holds, enough for a token's experts of one layer.
-        policy: whether experts are read ahead, for which some slots are kept free.
+        predicts: whether experts are read ahead, for which some slots are kept free.
     """
-    program = compile_decode(shape, arena_bytes=slots * shape.bank_bytes(1), slots=slots, policy=policy)
-    kept = [0] * len(shape.counts)
-    for instruction in program.instructions:
-        if instruction.opcode == Opcode.DEMAND_RELEASE:
-            kept[instruction.layer] = instruction.group
-    return tuple(kept)
+    program = decode_program(shape, slots * shape.bank_bytes(1), predicts=predicts)
+    assert program is not None
+    return tuple(program.kept.get(layer, 0) for layer in range(len(shape.counts)))
 
 
 def expert_shape(workload: Workload) -> ExpertShape:
     """What programs depend on in a workload."""
     model = workload.model
-    return ExpertShape(counts=model.expert_counts, record_lengths=workload.record_lengths, top_k=top_k(model))
-
-
-def hit_rates(shares: Sequence[Floats], kept: Sequence[int]) -> tuple[float, ...]:
-    """The share of picks that go to the experts of each layer that are picked most, as many as it keeps.
-
-    A cache that has learned which these are has that rate; with even routing no cache has another.
-    """
-    return tuple(
-        float(np.sort(share)[::-1][:count].sum() / share.sum()) if share.size else 0.0
-        for share, count in zip(shares, kept, strict=True)
+    return ExpertShape(
+        counts=model.expert_counts,
+        record_lengths=workload.record_lengths,
+        top_k=model.top_k,
+        dense_layers=model.dense_layers,
     )
+
+
+def hit_rates(counts: Sequence[int], kept: Sequence[int]) -> tuple[float, ...]:
+    """The share of picks that go to what each layer keeps of so many experts, where all are picked alike."""
+    return tuple(own / count if count else 0.0 for count, own in zip(counts, kept, strict=True))
 
 
 def cache_bytes(model: ModelDescription, tokens: int) -> int:
@@ -216,23 +201,10 @@ def cache_bytes(model: ModelDescription, tokens: int) -> int:
     return 4 * tokens * sum(_kept(model, layer) for layer in range(len(model.layers)))
 
 
-def top_k(model: ModelDescription) -> tuple[int, ...]:
-    """Experts a token is routed to, for each layer; 0 where it has none."""
-    layers = range(len(model.layers))
-    return tuple(model.expert_block(layer).router.top_k if layer in model.expert_layers else 0 for layer in layers)
-
-
-def _way(
-    workload: Workload,
-    profile: DeviceProfile,
-    tokens: int,
-    shares: Sequence[Floats],
-    slots: int,
-    strategy: Strategy,
-) -> TokenPlan:
+def _way(workload: Workload, profile: DeviceProfile, tokens: int, slots: int, strategy: Strategy) -> TokenPlan:
     model, lanes = workload.model, choose_lanes(profile)
-    policy = Policy.POST_ROUTING if strategy == "none" else Policy.PRE_ROUTING
-    rates = hit_rates(shares, kept_records(expert_shape(workload), slots, policy))
+    kept = kept_records(expert_shape(workload), slots, predicts=strategy != "none")
+    rates = hit_rates(model.expert_counts, kept)
     toll = 0.0 if profile.read_toll_s is None else profile.read_toll_s.value
     layers = tuple(decode_layers(workload, profile, tokens, rates, lanes))
     found = decode_token(

@@ -95,7 +95,7 @@ class Demands:
 
     def _predict(self, turn: int | None) -> None:
         if turn != Opcode.ATTEND or self._predicted:
-            self._refuse("EMOE-SCH-034", "out of place, expected once, right before ATTEND of a layer with experts")
+            self._refuse("EMOE-SCH-034", "out of place, expected once, before ATTEND of a layer with experts")
         self._predicted = True
 
     def _prefetch(self, turn: int | None, layer: int, count: int) -> None:

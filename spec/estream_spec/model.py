@@ -298,3 +298,14 @@ class ModelDescription(Described, frozen=True, kw_only=True, dict=True):
     def expert_counts(self) -> tuple[int, ...]:
         """Experts of each layer, 0 where it has none."""
         return tuple(0 if layer.experts is None else self.expert_blocks[layer.experts].experts for layer in self.layers)
+
+    @property
+    def top_k(self) -> tuple[int, ...]:
+        """Experts of each layer that a token is routed to, 0 where it has none."""
+        blocks = self.expert_blocks
+        return tuple(0 if layer.experts is None else blocks[layer.experts].router.top_k for layer in self.layers)
+
+    @property
+    def dense_layers(self) -> frozenset[int]:
+        """The layers that have a dense block."""
+        return frozenset(number for number, layer in enumerate(self.layers) if layer.dense is not None)

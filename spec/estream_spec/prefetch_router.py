@@ -7,10 +7,9 @@ never a result. The section's bytes are those of the file that `estream-pack tra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Annotated, Any, Final, NamedTuple, Protocol, Self
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -23,17 +22,13 @@ from estream_spec.manifest import Digest, Name, Provenance, Source
 from estream_spec.messagepack import decode_canonical, encode
 from estream_spec.model import Described, ModelDescription
 from estream_spec.rulebook import refusal, require
-from estream_spec.weights import Floats
 
-Integers = NDArray[np.int32]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 ROUTER_TENSORS: Final = ("expert_norm", "expert_norm.bias", "router", "router.bias", "selection_bias")
 """What decides a layer's experts, by the names in its record, in the order in which it is digested."""
 BEYOND: Final = 8
 """Probabilities beyond the first `top_k` that the confidence model sees by rank."""
-LEAST: Final = np.float32(2**-30)
-"""Probability that a lesser one counts as where its logarithm is taken."""
 _HINT: Final = "train it anew for this model, with 'estream-pack train-prefetch'"
 
 
@@ -190,122 +185,12 @@ def feature_count(experts: int, top_k: int) -> int:
     return min(experts, top_k + BEYOND) + 2 * experts
 
 
-class Ranked(NamedTuple):
-    """Experts of rows in the order in which they are likely to be needed.
-
-    Attributes:
-        experts: int32 `[T, E]`, each row a permutation of the ids.
-        probabilities: f32 `[T, E]`, of those, falling.
-    """
-
-    experts: Integers
-    probabilities: Floats
-
-
-def normalised(rows: Floats, epsilon: float) -> Floats:
-    """Rows f32 `[T, hidden]` over their root mean square: annex A.7. `epsilon` is that of the model's norms."""
-    squares = np.einsum("th,th->t", rows, rows)[:, None] / np.float32(rows.shape[1])
-    found: Floats = rows / np.sqrt(squares + np.float32(epsilon))
-    return found
-
-
-def ranked_by(scores: Floats) -> Ranked:
-    """Rank experts by scores f32 `[T, E]`."""
-    experts = (-scores).argsort(axis=1, kind="stable")
-    shares = scores[np.arange(len(scores))[:, None], experts]
-    np.exp(np.subtract(shares, shares[:, :1], out=shares), out=shares)
-    shares /= shares.sum(axis=1, keepdims=True)
-    return Ranked(experts.astype(np.int32), shares)
-
-
-def features(ranked: Ranked, top_k: int) -> Floats:
-    """What the confidence model sees of rows. FORMAT.md annex A.7.
-
-    Args:
-        ranked: the experts of rows, ranked.
-        top_k: experts that a row is routed to.
-
-    Returns:
-        f32 `[T, F]`: logarithms of the first `top_k + 8` probabilities, falling; then by expert id the logarithm of
-        each probability, and the probability itself.
-    """
-    count, experts = ranked.probabilities.shape
-    seen = min(experts, top_k + BEYOND)
-    found: Floats = np.empty((count, seen + 2 * experts), np.float32)
-    logarithms = np.log(np.maximum(ranked.probabilities, LEAST))
-    found[:, :seen] = logarithms[:, :seen]
-    np.put_along_axis(found, ranked.experts + seen, logarithms, axis=1)
-    np.put_along_axis(found, ranked.experts + (seen + experts), ranked.probabilities, axis=1)
-    return found
-
-
-class LayerPredictor:
-    """Predicts the experts of one layer.
-
-    Attributes:
-        layer: its number.
-        top_k: experts that a row is routed to.
-        needed: f32 `[E]`, how often the expert predicted at each rank was routed to.
-    """
-
-    def __init__(
-        self,
-        layer: int,
-        top_k: int,
-        *,
-        weights: Floats,
-        bias: Floats,
-        confidence: Floats,
-        thresholds: Floats,
-        needed: Floats,
-        target: float,
-        epsilon: float,
-    ):
-        """`weights` is f32 `[hidden, E]`, `epsilon` that of the model's norms; see `PrefetchLayer` for the others."""
-        self.layer, self.top_k, self.needed = layer, top_k, needed
-        self._by_expert = np.ascontiguousarray(weights.T)  # a row times this is several times as fast
-        self._bias, self._confidence, self._thresholds = bias, confidence, thresholds
-        self._epsilon = epsilon
-        # sigmoid(threshold - score) >= target, without the exponential; a sigmoid is never 1.
-        self._sure = math.log(target / (1 - target)) if target < 1 else math.inf
-
-    @classmethod
-    def of(cls, layer: PrefetchLayer, model: ModelDescription) -> Self:
-        """Of a layer of a prefetch router that was checked; halves become f32 once, here."""
-        block = model.expert_block(layer.layer)
-        arrays = _arrays(layer)
-        return cls(
-            layer.layer,
-            block.router.top_k,
-            weights=arrays.pop("weights").astype(np.float32).reshape(model.hidden, block.experts),
-            **arrays,
-            target=layer.target,
-            epsilon=model.norm_epsilon,
-        )
-
-    def rank(self, rows: Floats) -> Ranked:
-        """Rank the layer's experts for rows.
-
-        Args:
-            rows: f32 `[T, hidden]`, what enters the layer's attention block or convolution.
-        """
-        # Weights that are finite may still give scores that are not: such a ranking is no good, and does no harm.
-        with np.errstate(all="ignore"):
-            return ranked_by(normalised(rows, self._epsilon) @ self._by_expert.T + self._bias)
-
-    def extras(self, ranked: Ranked) -> Integers:
-        """How many experts beyond `top_k` to predict: as few as the confidence model is sure enough of.
-
-        Args:
-            ranked: the experts of rows, as `rank` gives them.
-
-        Returns:
-            int32 `[T]`, each at most `E - top_k`.
-        """
-        most = len(self._thresholds) - 1
-        with np.errstate(all="ignore"):
-            asked = features(ranked, self.top_k) @ self._confidence + self._sure
-        return np.minimum(np.searchsorted(self._thresholds, asked), most).astype(np.int32)
+def arrays_of(layer: PrefetchLayer) -> dict[str, NDArray[Any]]:
+    """The arrays of a layer, flat and as they are stored."""
+    return {
+        "weights": np.frombuffer(layer.weights, "<f2"),
+        **{name: np.frombuffer(getattr(layer, name), "<f4") for name in ("bias", "confidence", "thresholds", "needed")},
+    }
 
 
 def _check_layer(layer: PrefetchLayer, model: ModelDescription, path: str) -> None:
@@ -314,7 +199,7 @@ def _check_layer(layer: PrefetchLayer, model: ModelDescription, path: str) -> No
         found = len(getattr(layer, name))
         message = f"{name} of {found} bytes, expected {expected}"
         require(found == expected, "EMOE-PRE-004", message, f"{path}.{name}")
-    arrays = _arrays(layer)
+    arrays = arrays_of(layer)
     for name, values in arrays.items():
         _refuse_odd(values, np.isfinite(values), "EMOE-PRE-005", f"{path}.{name}", "finite numbers")
     thresholds, needed = arrays["thresholds"], arrays["needed"]
@@ -346,12 +231,4 @@ def _lengths(hidden: int, experts: int, top_k: int) -> dict[str, int]:
         "confidence": 4 * feature_count(experts, top_k),
         "thresholds": 4 * (experts - top_k + 1),
         "needed": 4 * experts,
-    }
-
-
-def _arrays(layer: PrefetchLayer) -> dict[str, NDArray[Any]]:
-    """The arrays of a layer, flat and as they are stored."""
-    return {
-        "weights": np.frombuffer(layer.weights, "<f2"),
-        **{name: np.frombuffer(getattr(layer, name), "<f4") for name in ("bias", "confidence", "thresholds", "needed")},
     }

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import ClassVar, Final, NamedTuple, Self
 
 from estream_spec.constants import PROGRAM_MAGIC
@@ -134,7 +135,7 @@ class Instruction(NamedTuple):
     bank: int = 0
 
     @property
-    def unused(self) -> bool:
+    def has_stray_operand(self) -> bool:
         """Whether a field is set that stands for no operand of its opcode, which is one that is defined."""
         fields = zip(_names(self.opcode), self[1:], strict=True)
         return any(value for name, value in fields if name not in OPERANDS[self.opcode])
@@ -162,7 +163,7 @@ class ProgramHeader(Structure):
     arena_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """One phase of a run under one device configuration.
 
@@ -197,6 +198,16 @@ class Program:
             instruction_count=len(self.instructions),
             arena_bytes=self.arena_bytes,
         )
+
+    @cached_property
+    def kept(self) -> Mapping[int, int]:
+        """By layer with experts, the most records that it keeps when a program that decodes is done with it."""
+        return {each.layer: each.group for each in self.instructions if each.opcode == Opcode.DEMAND_RELEASE}
+
+    @cached_property
+    def reads_ahead(self) -> bool:
+        """Whether a program that decodes reads any expert before its layer is routed."""
+        return any(each.opcode == Opcode.PREFETCH for each in self.instructions)
 
     def matches(self, choice: DeviceConfiguration) -> bool:
         """Whether it is a program for a device configuration."""
@@ -267,11 +278,8 @@ class ExpertShape:
     def of(cls, model: ModelDescription, experts: RecordTable) -> Self:
         """The shape of a model with this expert table."""
         return cls(
-            top_k=tuple(
-                0 if layer.experts is None else model.expert_blocks[layer.experts].router.top_k
-                for layer in model.layers
-            ),
-            dense_layers=frozenset(number for number, layer in enumerate(model.layers) if layer.dense is not None),
+            top_k=model.top_k,
+            dense_layers=model.dense_layers,
             counts=tuple(each.count for each in experts.ranges),
             record_lengths=tuple(each.record_length for each in experts.ranges),
         )

@@ -234,7 +234,7 @@ class _Machine:
         if opcode not in self._allowed:
             names = ", ".join(each.name for each in Opcode if each in self._allowed)
             self._refuse("EMOE-SCH-013", f"not in a program of this phase, expected one of {names}")
-        if instruction.unused:
+        if instruction.has_stray_operand:
             self._refuse("EMOE-SCH-014", f"operands are {layer}, {group}, {bank}, expected 0 where they are not used")
         if layer >= len(self._counts):
             self._refuse("EMOE-SCH-015", f"model has {len(self._counts)} layers, expected one that it has")

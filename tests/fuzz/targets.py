@@ -19,12 +19,8 @@ from estream_spec.container import Container, check_superblock, choose_superbloc
 from estream_spec.errors import EmoeError
 from estream_spec.manifest import decode_manifest
 from estream_spec.messagepack import encode
-from estream_spec.prefetch_router import (
-    LayerPredictor,
-    check_prefetch_router,
-    decode_prefetch_router,
-    encode_prefetch_router,
-)
+from estream_spec.prefetch_predictor import LayerPredictor
+from estream_spec.prefetch_router import check_prefetch_router, decode_prefetch_router, encode_prefetch_router
 from estream_spec.records import DirectoryEntry, RecordTable, Superblock, decode_signature, encode_directory
 from estream_spec.rules import check_device_configurations, check_manifest, check_tables
 from fixtures.paging import divided_pager

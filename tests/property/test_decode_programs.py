@@ -69,8 +69,7 @@ class Simulator:
 
     def _fill_shares(self) -> None:
         """The fullest that the banks can be when a program begins: each layer keeps all that it may."""
-        shares = {each.layer: each.group for each in self.program.instructions if each.opcode == Opcode.DEMAND_RELEASE}
-        for layer, share in shares.items():
+        for layer, share in self.program.kept.items():
             for expert in range(min(share, self.shape.counts[layer])):
                 bank = self.free_bank()
                 bank.record, bank.holder = (layer, expert), layer

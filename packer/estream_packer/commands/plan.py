@@ -48,9 +48,10 @@ def command(model: str, profile: str, memory: int, prompts: tuple[int, ...], svg
     and when reads start; what that will cost; and what more or less memory would do. Chosen is the smallest arena
     within 2 % of the best time, but a model that fits the memory stays resident.
 
-    Then what decoding a token after the prompt will cost in the largest arena that fits: without prefetching, with a
-    prefetch router as good as published ones, and with one that is always right, which is the most that prefetching
-    can give on the device. Where the profile says what bytes and products take, energy is told too.
+    Then what decoding a token after the prompt will cost in the largest arena that fits: without prefetching, with the
+    package's own prefetch router, or one as good as published ones where it has none, and with one that is always
+    right, which is the most that prefetching can give on the device. Where the profile says what bytes and products
+    take, energy is told too.
 
     `configure` puts a choice into a package.
     """

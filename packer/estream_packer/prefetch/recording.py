@@ -20,7 +20,8 @@ from estream_packer.prefetch.blocks import PURPOSES, Purpose, Window
 from estream_packer.running import observe_layers, preferences
 from estream_spec.errors import PackError, reason
 from estream_spec.model import ModelDescription, Router
-from estream_spec.prefetch_router import ROUTER_TENSORS, normalised
+from estream_spec.prefetch_predictor import normalised
+from estream_spec.prefetch_router import ROUTER_TENSORS
 from estream_spec.weights import Floats
 
 Halves = NDArray[np.float16]

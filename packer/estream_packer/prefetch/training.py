@@ -45,16 +45,13 @@ from estream_packer.prefetch.report import (
 from estream_packer.running import WINDOW, encode_prompt
 from estream_spec.errors import LinkError, PackError
 from estream_spec.model import ModelDescription
+from estream_spec.prefetch_predictor import LayerPredictor, Ranked, features, ranked_by
 from estream_spec.prefetch_router import (
-    LayerPredictor,
     PrefetchLayer,
     PrefetchRouter,
-    Ranked,
     check_prefetch_router,
     encode_prefetch_router,
-    features,
     model_digest,
-    ranked_by,
     router_digest,
 )
 

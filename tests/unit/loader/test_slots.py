@@ -136,8 +136,7 @@ class Decoder:
         self.stored, self.shape = STORED[name], package.expert_shape
         self.places = {record: package.experts.place(*record).offset for record in self.stored}
         self.program, self.pager, self.gate, self.slots = program, pager, gate, slots
-        releases = [each for each in program.instructions if each.opcode == Opcode.DEMAND_RELEASE]
-        self.kept = {each.layer: each.group for each in releases}
+        self.kept = program.kept
         self.after_prefetch: Callable[[int], None] = lambda layer: None
 
     def token(

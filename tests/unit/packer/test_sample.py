@@ -15,7 +15,7 @@ from estream_packer.recipe import BuildOptions
 from estream_packer.running import encode_prompt, observe_layers
 from estream_packer.sample import FILES, write_sample
 from estream_spec.errors import PackError
-from estream_spec.prefetch_router import LayerPredictor
+from estream_spec.prefetch_predictor import LayerPredictor
 from estream_spec.weights import Floats
 from fixtures.olmoe import CheckpointFactory, write_checkpoint
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estream_runtime.judge import AGAIN, BLOCK, LEAST_GAIN, ROUNDS, Judge
+from estream_runtime.judge import AGAIN, BLOCK, ROUNDS, Judge
 from estream_runtime.prefetching import Pace, worthwhile
+from estream_spec.decode_model import LEAST_GAIN
 
 COMPARISON = 2 * ROUNDS * BLOCK
 CHANCES = st.lists(st.integers(0, 100).map(lambda each: each / 100), max_size=12)

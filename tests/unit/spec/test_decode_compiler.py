@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from estream_spec import decode_compiler
-from estream_spec.decode_compiler import compile_decode
+from estream_spec.decode_compiler import compile_decode, decode_program
 from estream_spec.errors import LinkError
 from estream_spec.schedule import ExpertShape, Opcode, Phase, Policy, Program, assembly
 from estream_spec.schedule_verifier import verify_program
@@ -130,6 +130,14 @@ def test_a_model_of_many_experts() -> None:
 def test_programs_that_cannot_be_made(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(LinkError, match=message):
         compiled(**{"slots": 9, **changes})
+
+
+def test_program_for_an_arena_uses_all_of_it() -> None:
+    reads, predicts = (decode_program(SHAPE, 98 * 4096 + 1, predicts=each) for each in (False, True))
+    assert reads == compiled(98, Policy.POST_ROUTING, arena_bytes=98 * 4096 + 1)
+    assert predicts == compiled(98, Policy.PRE_ROUTING, arena_bytes=98 * 4096 + 1)
+    assert decode_program(SHAPE, 8 * 4096, predicts=False) is not None
+    assert decode_program(SHAPE, 8 * 4096 - 1, predicts=False) is None
 
 
 def test_the_smallest_arena_is_named() -> None:

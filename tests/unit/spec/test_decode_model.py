@@ -12,7 +12,7 @@ from estream_spec.decode_model import (
     Strategy,
     decode_token,
     hidden_records,
-    needed_by_rank,
+    needed_by_overlap,
     perfectly_predicted,
 )
 
@@ -102,14 +102,12 @@ def test_layer_without_experts_takes_its_time() -> None:
 
 def test_hidden_records_is_the_hiding_condition() -> None:
     assert hidden_records(LAYER) == 1.5
-    assert hidden_records(LAYER, 1.0) == 1.0
-    assert hidden_records(LAYER, 5.0) == 0
     assert hidden_records(DecodeLayer(before_s=1.0)) == float("inf")
 
 
 def test_ranks_cover_what_the_overlap_says() -> None:
     overlap = ((1.0, 0.9), (3.0, 0.975))
-    ranks = needed_by_rank(4, 16, overlap)
+    ranks = needed_by_overlap(4, 16, overlap)
     assert len(ranks) == 16
     assert sum(ranks[:5]) / 4 == pytest.approx(0.9)
     assert sum(ranks[:7]) / 4 == pytest.approx(0.975)

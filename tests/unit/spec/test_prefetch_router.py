@@ -14,17 +14,15 @@ from estream_spec.errors import FormatError, InvalidError, MalformedError
 from estream_spec.manifest import Provenance, Source
 from estream_spec.messagepack import encode
 from estream_spec.model import ExpertBlock, ModelDescription, Router
+from estream_spec.prefetch_predictor import LayerPredictor, Ranked, features
 from estream_spec.prefetch_router import (
-    LayerPredictor,
     PrefetchLayer,
     PrefetchRouter,
-    Ranked,
     check_prefetch_router,
     check_router,
     decode_prefetch_router,
     encode_prefetch_router,
     feature_count,
-    features,
     model_digest,
     router_digest,
 )
