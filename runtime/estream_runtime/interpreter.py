@@ -355,16 +355,9 @@ class Interpreter:
             chosen, shares = rows.routed.tokens_of(expert)
             during = partial(self.recorder.during, layer=layer, group=group, expert=expert, tokens=len(chosen))
             record = self.pager.record(bound, expert)
-            if len(rows.batch.token_ids) == 1:
-                # As decode programs add it, to the last bit: who multiplies while adding rounds once less.
-                one = self._backend.bind_expert(shape_class, partial(self._experts.bind, layer, record))
-                out = np.empty_like(rows.total)
-                self._backend.expert_outputs(shape_class, rows.ready, shares, [one], out, during)
-                rows.total += out
-            else:
-                with during("expand"):
-                    inputs = self._experts.bind(layer, record)
-                self._backend.add_expert(shape_class, rows.ready, chosen, shares, inputs, rows.total, during)
+            with during("expand"):
+                inputs = self._experts.bind(layer, record)
+            self._backend.add_expert(shape_class, rows.ready, chosen, shares, inputs, rows.total, during)
             if self._seeding is not None:
                 self._seeding.passed(layer, expert, record)
 

@@ -87,7 +87,7 @@ def test_what_is_taken_is_weighed_by_the_familys_rule(
     assert {*before}.difference(taken) == {*found.replaced}
     assert {*taken}.difference(before) <= ready
     assert not ready & {*found.replaced}
-    parts = (weights[0] / weights[0].sum()).tolist()
+    parts = weights[0] / weights[0].sum()
     assert all(parts[before.index(each)] <= share for each in found.replaced)
     assert found.lost_share == pytest.approx(sum(parts[before.index(each)] for each in found.replaced), abs=1e-6)
     shares = 1 / (1 + np.exp(-rows[0])) if "sigmoid" in router.family else np.exp(rows[0]) / np.exp(rows[0]).sum()
