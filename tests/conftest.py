@@ -7,11 +7,15 @@ import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from estream_packer import assemble
+from estream_packer import build as build_module
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
+from estream_packer.writer import PackedRecord
 from fixtures.compiled import compile_package
 from fixtures.families import write_checkpoint as write_family
 from fixtures.olmoe import CheckpointFactory, VariantName, write_checkpoint
@@ -45,6 +49,20 @@ def packed(tmp_path_factory: pytest.TempPathFactory, olmoe_checkpoint: Checkpoin
         return made[key]
 
     return pack
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each record that is made."""
+    calls: list[int] = []
+    make = assemble.assemble
+
+    def counted(*arguments: Any) -> PackedRecord:
+        calls.append(1)
+        return make(*arguments)
+
+    monkeypatch.setattr(build_module, "assemble", counted)
+    return calls
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from estream_spec.decode_compiler import compile_decode
 from estream_spec.errors import InvalidError
 from estream_spec.schedule import ExpertShape, Instruction, Opcode, Phase, Policy, Program, disassemble
 from estream_spec.schedule_verifier import verify_program
+from fixtures.program_edits import random_edits, single_edits
 
 Routing = list[set[int]]
 """The routed experts of each layer."""
@@ -276,37 +277,11 @@ def test_compiled_programs_are_proven_and_right(data: st.DataObject) -> None:
     simulate(program, shape, data.draw(tokens(shape)), data.draw(st.integers(0, 99)))
 
 
-@st.composite
-def edits(draw: st.DrawFn, program: Program) -> Program:
-    """A program with one to three random changes."""
-    instructions = list(program.instructions)
-    for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(instructions) - 1))
-        match draw(st.sampled_from(["delete", "duplicate", "swap", "move", "operand", "opcode"])):
-            case "delete" if len(instructions) > 1:
-                del instructions[at]
-            case "duplicate":
-                instructions.insert(draw(st.integers(0, len(instructions))), instructions[at])
-            case "swap":
-                other = min(at + draw(st.integers(1, 4)), len(instructions) - 1)
-                instructions[at], instructions[other] = instructions[other], instructions[at]
-            case "move":
-                instructions.insert(draw(st.integers(0, len(instructions) - 1)), instructions.pop(at))
-            case "operand":
-                field = draw(st.sampled_from(["layer", "group", "group", "bank"]))
-                instructions[at] = instructions[at]._replace(**{field: draw(st.integers(0, 7))})
-            case "opcode":
-                instructions[at] = instructions[at]._replace(opcode=draw(st.integers(1, 18)))
-            case _:
-                pass
-    return replace(program, instructions=tuple(instructions))
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_edited_programs_are_refused_or_right(data: st.DataObject) -> None:
     shape, program = data.draw(programs())
-    changed = data.draw(edits(program))
+    changed = data.draw(random_edits(program, operands=7, opcodes=max(Opcode)))
     assume(changed != program)
     try:
         verify_program(changed, shape)
@@ -330,26 +305,10 @@ SMALL = [
 ]
 
 
-def single_edits(instructions: tuple[Instruction, ...]) -> Iterator[tuple[Instruction, ...]]:
-    """Every deletion, move, copy and swap of instructions, and every small change of an operand or opcode."""
-    for at, each in enumerate(instructions):
-        rest = instructions[:at] + instructions[at + 1 :]
-        yield rest
-        for to in range(len(instructions)):
-            yield (*rest[:to], each, *rest[to:])
-            yield (*instructions[:to], each, *instructions[to:])
-            swapped = list(instructions)
-            swapped[at], swapped[to] = swapped[to], each
-            yield tuple(swapped)
-        for field, most in (("layer", 4), ("group", 4), ("bank", 2), ("opcode", 19)):
-            for value in range(most):
-                yield (*instructions[:at], each._replace(**{field: value}), *instructions[at + 1 :])
-
-
 @pytest.mark.parametrize("program", SMALL, ids=lambda each: disassemble(each).partition("\n")[0][2:])
 def test_every_single_edit_is_refused_or_right(program: Program) -> None:
     proven, refused = 0, 0
-    for instructions in set(single_edits(program.instructions)):
+    for instructions in set(single_edits(program.instructions, opcodes=max(Opcode))):
         changed = replace(program, instructions=instructions)
         try:
             verify_program(changed, SHAPE)

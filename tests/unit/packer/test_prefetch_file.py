@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from estream_loader import Package, open_package
-from estream_packer import assemble
-from estream_packer import build as build_module
 from estream_packer.build import build
 from estream_packer.configuring import configure_changes
 from estream_packer.editing import edit_package
 from estream_packer.recipe import BuildOptions, CalibrationTable
-from estream_packer.writer import PackedRecord
 from estream_spec.constants import SectionType
 from estream_spec.errors import EmoeError, FormatError, PackError
 from estream_spec.limits import MAX_PREFETCH_ROUTER_LENGTH
@@ -45,20 +41,6 @@ def file(tmp_path: Path, router: PrefetchRouter) -> Path:
     path = tmp_path / "router.prefetch"
     path.write_bytes(encode_prefetch_router(router))
     return path
-
-
-@pytest.fixture
-def making(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with each record that is made."""
-    calls: list[int] = []
-    make = assemble.assemble
-
-    def counted(*arguments: Any) -> PackedRecord:
-        calls.append(1)
-        return make(*arguments)
-
-    monkeypatch.setattr(build_module, "assemble", counted)
-    return calls
 
 
 def test_it_is_packed_as_it_is(
@@ -101,25 +83,25 @@ def decoding(package: Package) -> list[int]:
     return [each.policy for each in package.schedules.values() if each.phase == Phase.DECODE]
 
 
-def refused(source: Path, tmp_path: Path, options: BuildOptions, making: list[int]) -> EmoeError:
+def refused(source: Path, tmp_path: Path, options: BuildOptions, made: list[int]) -> EmoeError:
     """How a build is refused, before anything was made."""
     output = tmp_path / "out" / "model.emoe"
     output.parent.mkdir(exist_ok=True)
     with pytest.raises(EmoeError) as error:
         build(source, output, options)
     assert list(output.parent.iterdir()) == []
-    assert making == []
+    assert made == []
     return error.value
 
 
 def test_one_for_another_checkpoint_is_refused_before_anything_is_made(
-    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, file: Path, making: list[int]
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, file: Path, made: list[int]
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the three thieves thought so " * 9)
     for calibration in (None, CalibrationTable(text=str(text), tokens=64)):
         options = BuildOptions(prefetch=str(file), calibration=calibration)
-        fault = refused(olmoe_checkpoint("clipped"), tmp_path, options, making)
+        fault = refused(olmoe_checkpoint("clipped"), tmp_path, options, made)
         assert isinstance(fault, FormatError)
         assert (fault.rule, fault.path) == ("EMOE-PRE-002", str(file))
         assert "prefetch router is for another model" in str(fault)
@@ -146,26 +128,26 @@ def test_what_is_at_fault_is_refused_before_anything_is_made(
     olmoe_checkpoint: CheckpointFactory,
     router: PrefetchRouter,
     file: Path,
-    making: list[int],
+    made: list[int],
     change: Changed,
     rule: str,
 ) -> None:
     file.write_bytes(encode_prefetch_router(change(router)))
-    fault = refused(olmoe_checkpoint("base"), tmp_path, BuildOptions(prefetch=str(file)), making)
+    fault = refused(olmoe_checkpoint("base"), tmp_path, BuildOptions(prefetch=str(file)), made)
     assert (fault.rule, str(fault.path).startswith(str(file))) == (rule, True)
 
 
 def test_files_that_are_no_prefetch_router_are_refused(
-    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, making: list[int]
+    tmp_path: Path, olmoe_checkpoint: CheckpointFactory, made: list[int]
 ) -> None:
     source, file = olmoe_checkpoint("base"), tmp_path / "router.prefetch"
     options = BuildOptions(prefetch=str(file))
-    assert "file cannot be opened" in str(refused(source, tmp_path, options, making))
+    assert "file cannot be opened" in str(refused(source, tmp_path, options, made))
     file.write_bytes(b"[package]")
-    assert refused(source, tmp_path, options, making).rule == "EMOE-PRE-001"
+    assert refused(source, tmp_path, options, made).rule == "EMOE-PRE-001"
     with file.open("wb") as opened:
         opened.truncate(MAX_PREFETCH_ROUTER_LENGTH + 1)
-    assert isinstance(refused(source, tmp_path, options, making), PackError)
+    assert isinstance(refused(source, tmp_path, options, made), PackError)
 
 
 def test_the_output_does_not_replace_it(olmoe_checkpoint: CheckpointFactory, file: Path) -> None:

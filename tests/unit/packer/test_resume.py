@@ -10,11 +10,10 @@ from typing import Any, Final
 import pytest
 
 from estream_loader import open_package
-from estream_packer import assemble, journal
-from estream_packer import build as build_module
+from estream_packer import journal
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions, CalibrationTable
-from estream_packer.writer import PackedRecord, scratch_folder
+from estream_packer.writer import scratch_folder
 from estream_spec.errors import FormatError, PackError
 from estream_spec.prefetch_router import decode_prefetch_router, encode_prefetch_router
 from fixtures.olmoe import EXPERTS, LAYERS, CheckpointFactory, write_checkpoint
@@ -29,20 +28,6 @@ PLAIN: Final = BuildOptions(jobs=1)
 def steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record is noted at once, so that tiny packages have journals."""
     monkeypatch.setattr(journal, "STEP_BYTES", 1)
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with each record that is made."""
-    calls: list[int] = []
-    make = assemble.assemble
-
-    def counted(*arguments: Any) -> PackedRecord:
-        calls.append(1)
-        return make(*arguments)
-
-    monkeypatch.setattr(build_module, "assemble", counted)
-    return calls
 
 
 @pytest.fixture(scope="module")
