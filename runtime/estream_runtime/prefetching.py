@@ -51,7 +51,7 @@ class LearnedPredictor:
 
     Args:
         package: one that has a prefetch router.
-        dense: the weights that it was trained for, compared with it when a layer is first predicted.
+        dense: the weights that it was trained for.
 
     Raises:
         FormatError: the prefetch router is at fault, or for another model.
@@ -61,18 +61,23 @@ class LearnedPredictor:
         router = package.prefetch_router
         assert router is not None
         self._model, self._dense, self._path = package.manifest.model, dense, package.source.name
-        self._stored = {each.layer: each for each in router.layers}
+        self._stored = router.layers
         self._layers: dict[int, LayerPredictor] = {}
 
-    def predict(self, layer: int, x: Floats) -> Prediction:
-        """See `Predictor.predict`.
+    def prove(self) -> None:
+        """Compare it with the routers that it was trained for, once; waits for weights that are still being read.
 
         Raises:
-            IntegrityError: the layer's router is not the one that its prefetch router was trained for.
+            IntegrityError: one is another.
         """
-        if layer not in self._layers:
-            check_router(self._stored[layer], self._dense.router(layer), self._path)
-            self._layers[layer] = LayerPredictor.of(self._stored[layer], self._model)
+        if not self._layers:
+            for each in self._stored:
+                check_router(each, self._dense.router(each.layer), self._path)
+            self._layers = {each.layer: LayerPredictor.of(each, self._model) for each in self._stored}
+
+    def predict(self, layer: int, x: Floats) -> Prediction:
+        """See `Predictor.predict`. Raises as `prove` does."""
+        self.prove()
         predictor = self._layers[layer]
         ranked = predictor.rank(x)
         count = predictor.top_k + int(predictor.extras(ranked)[0])

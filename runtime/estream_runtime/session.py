@@ -195,9 +195,9 @@ class Session:
             scratch = scratch_for(package)
             dense = DenseWeights(package, opened, scratch, self._records)
             learned = prefetch and package.prefetch_router is not None
-            predictor = LearnedPredictor(package, dense) if learned else None
+            self._learned = LearnedPredictor(package, dense) if learned else None
             experts = ExpertWeights(package, opened, scratch)
-            decoding = Decoding(self._model, opened, experts, pager, predictor, self._substitute_share)
+            decoding = Decoding(self._model, opened, experts, pager, self._learned, self._substitute_share)
             self._interpreter = Interpreter(self._model, opened, pager, self._embedding, dense, experts, decoding)
             laps.end("graphs chosen")
             self._resources = stack.pop_all()
@@ -432,7 +432,10 @@ class Session:
         self._check_open()
         decode = self._programs.decode(predicts=self._interpreter.decoding.predictor is not None)
         batch = Batch.of(unseen, past=cache[0].length)
-        return self._run(batch, self._interpreter.last_logits, cache, asked=_LAST, decode=decode)
+        logits = self._run(batch, self._interpreter.last_logits, cache, asked=_LAST, decode=decode)
+        if self._learned is not None:  # nothing is given out with a prefetch router for another model, used or not
+            self._learned.prove()
+        return logits
 
     def _run(
         self,

@@ -186,7 +186,7 @@ def test_where_all_experts_are_needed_nothing_more_is(
     [
         (b"", "text is empty"),
         (b"\xff\xfe", "text is not UTF-8"),
-        (b"A short one.", "text is too short: 1 blocks of text"),
+        (b"A short one.", "text is too short: 1 block of about"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_refused(

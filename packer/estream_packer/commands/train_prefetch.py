@@ -62,8 +62,11 @@ def command(
     from estream_packer.prefetch.training import Task, train_prefetch
 
     if picture is not None:
-        if picture.absolute() == output.absolute():
+        if picture.resolve() == output.resolve():
             raise click.UsageError("--output and --picture are the same file", click.get_current_context())
+        read = (*texts, *(() if test is None else (test,)))
+        if picture.exists() and any(each.exists() and picture.samefile(each) for each in read):
+            raise click.UsageError("--picture is a text that is read", click.get_current_context())
         require_writable(picture)
     task = Task(package=package, texts=texts, output=output, tokens=tokens, target=target, test=test)
     with open_progress("tokens") as progress:

@@ -63,6 +63,7 @@ def windows_by_purpose(
             found[CYCLE[number % len(CYCLE)]] += [ids[at : at + window] for at in range(0, len(ids), window)]
             number += 1
     if number < LEAST_BLOCKS:
-        message = f"{number} blocks of text, each of about {BLOCK_CHARACTERS:,} characters, expected {LEAST_BLOCKS}"
-        raise PackError(f"text is too short: {message}", hint="give more text or more --tokens")
+        found_blocks = f"{number} block{'s' * (number != 1)} of about {BLOCK_CHARACTERS:,} characters"
+        message = f"text is too short: {found_blocks}, expected {LEAST_BLOCKS}"
+        raise PackError(message, hint="give more text or more --tokens")
     return found

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
 from estream_loader import Package, open_package
 from estream_loader.slots import Slots
@@ -26,7 +27,7 @@ from estream_runtime import Session
 from estream_runtime.batch import Batch
 from estream_runtime.prefetching import Pace, Prediction
 from estream_spec.constants import SectionType
-from estream_spec.errors import LinkError
+from estream_spec.errors import IntegrityError, LinkError
 from estream_spec.prefetch_router import encode_prefetch_router
 from fixtures.olmoe import EXPERTS, LAYERS, token_ids
 from fixtures.packed import FamilyFactory, PackageFactory
@@ -391,3 +392,18 @@ def test_a_failed_read_fails_one_token_and_the_next_call_works(packed: PackageFa
             source.fault = lambda call, offset, length: None
             assert found == expected[: len(found)]
             assert list(session.generate(PROMPT, 12)) == expected
+
+
+@pytest.mark.parametrize("slots", [1, 8, 40, 64])
+def test_nothing_is_given_out_with_a_prefetch_router_for_another_router(slots: int, sample: Path) -> None:
+    """Whether the arena leaves room to read ahead or not."""
+    with open_package(sample) as package:
+        router = prefetch_router_for(package)
+        layers = [*router.layers[:-1], replace(router.layers[-1], router=bytes(32))]
+        package.__dict__["prefetch_router"] = replace(router, layers=tuple(layers))
+        with Session(package, arena_bytes=slots * max(package.expert_shape.record_lengths)) as session:
+            generation = session.generate(PROMPT, max_new_tokens=2)
+            with pytest.raises(IntegrityError, match="is for another router of layer 3"):
+                next(generation)
+        with Session(package, prefetch=False) as session:
+            assert len(list(session.generate(PROMPT, max_new_tokens=2))) == 2
