@@ -77,6 +77,7 @@ bench-peers: $(INSTALLED)
 bench-decode: $(INSTALLED)
 	@mkdir -p build/bench
 	$(BIN)/python tests/bench/decode.py
+	$(BIN)/python tests/bench/stall_free.py
 	$(BIN)/python tests/bench/decode_race.py --skew 1 --json build/bench/decode_race.json
 
 fuzz: $(INSTALLED)
