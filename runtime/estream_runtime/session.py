@@ -197,7 +197,9 @@ class Session:
             learned = prefetch and package.prefetch_router is not None
             self._learned = LearnedPredictor(package, dense) if learned else None
             experts = ExpertWeights(package, opened, scratch)
-            decoding = Decoding(self._model, opened, experts, pager, self._learned, self._substitute_share)
+            decoding = Decoding(
+                self._model, opened, experts, pager, self._learned, self._substitute_share, asked=prefetch
+            )
             self._interpreter = Interpreter(self._model, opened, pager, self._embedding, dense, experts, decoding)
             laps.end("graphs chosen")
             self._resources = stack.pop_all()

@@ -16,7 +16,7 @@ from estream_packer.recipe import BuildOptions
 from estream_runtime import decode_bench
 from estream_runtime.decode_bench import Way
 from estream_spec.prefetch_router import encode_prefetch_router
-from fixtures.olmoe import LAYERS, CheckpointFactory
+from fixtures.olmoe import EXPERTS, LAYERS, CheckpointFactory
 from fixtures.packed import PackageFactory
 from fixtures.prefetching import prefetch_router_for
 
@@ -69,7 +69,7 @@ def test_reading_ahead_is_shown_where_there_is_a_prefetch_router(run: Run, predi
     assert [*ways][3:5] == ["cache, APEX", "cache, APEX, judged"]
     assert ways["cache, APEX"]["prefetching"] == "on"
     assert ways["cache, APEX, judged"]["prefetching"] == "on, not compared yet"
-    assert ways["cache"]["prefetching"] == "off"
+    assert ways["cache"]["prefetching"] == "off: not asked for"
 
 
 def test_decoding_as_a_table(run: Run, predicting: Path) -> None:
@@ -83,6 +83,15 @@ def test_decoding_as_a_table(run: Run, predicting: Path) -> None:
     assert "tokens: the same by all exact ways" in rows
     assert "cache, APEX, judged: reading ahead ended on, not compared yet" in rows
     assert "tokens are those of the exact ways" in found.out
+
+
+@pytest.mark.parametrize(
+    ("slots", "why"), [(TOP_K, "the arena has no room for it"), (LAYERS * EXPERTS, "all experts are in the arena")]
+)
+def test_why_nothing_is_read_ahead_is_told(slots: int, why: str, run: Run, packed: PackageFactory) -> None:
+    found = run("bench", packed(), "--decode", "--tokens", "2", "--rounds", "1", "--arena", f"{slots * RECORD}")
+    assert found.code == 0
+    assert f"\nnothing was read ahead: {why}\n" in found.out
 
 
 def test_what_is_left_out_is_told(run: Run, packed: PackageFactory) -> None:

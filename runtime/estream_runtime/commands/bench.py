@@ -158,7 +158,8 @@ def _decoding(found: DecodeBench, what: str, rounds: int) -> Iterator[str]:
     yield "in time: of the experts read ahead and needed, there before that; useful: of those read ahead, needed"
     yield "tokens: the same by all exact ways" if found.same_tokens else "tokens: NOT the same by all exact ways"
     if all(each.precision is None for each in found.ways):
-        yield "nothing was read ahead: there is no room for it beside what layers keep, or no time"
+        _, _, why = found.ways[-1].prefetching.partition("off: ")
+        yield f"nothing was read ahead: {why or 'it was expected to pay at no time, or had no time to begin'}"
     yield from _remarks(found.ways)
 
 
