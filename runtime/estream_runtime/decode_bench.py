@@ -16,6 +16,7 @@ from estream_loader.progress import Progress
 from estream_runtime.batch import Ids
 from estream_runtime.decoding import DecodeStats
 from estream_runtime.prefetching import Prediction, Predictor
+from estream_runtime.programs import no_room_to_decode
 from estream_runtime.session import Session
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.weights import Floats
@@ -277,9 +278,7 @@ def _decode(session: Session, way: Way, prompt: Ids, tokens: int) -> Run:
         raise TrapError("the text ends with its first token, nothing is decoded", hint="take another prompt")
     after, decoded = generation.stats, decoding.stats - already
     if not decoded.tokens:
-        shape = session.package.expert_shape
-        hint = f"the smallest arena to decode in is {max(shape.top_k) * shape.bank_bytes(1)} bytes"
-        raise LinkError(f"the arena of {pager.arena.length} bytes has no room for a token's experts", hint=hint)
+        raise no_room_to_decode(session.package.expert_shape, pager.arena.length)
     return Run(
         token_ids=token_ids,
         seconds=after.total_s - before.total_s,
