@@ -211,13 +211,15 @@ def decode_bench(
 
     Raises:
         LinkError: the arena has no room for decoding, or as `Session` does.
-        TrapError: the text ends with the prompt's token, or as `Session.generate` does.
+        TrapError: prompt and tokens do not fit the context, the text ends with the prompt's token, or as
+            `Session.generate` does.
     """
     recording = Recording()
     first = Way("recording", predictor=lambda: recording)
     ways, notices = _ways(package, open_session, recording, substitute_share)
     progress.begin("decoding", 1 + rounds * len(ways))
     with open_session(**first.options) as session:
+        _require_context(session, len(prompt), tokens)
         _decode(session, first, prompt, tokens)
         reading_mode, arena_bytes = session.interpreter.pager.mode, session.interpreter.pager.arena.length
     progress.advance(1)
@@ -256,6 +258,15 @@ def _ways(
         hint = "" if error.hint is None else "; --substitute-share asks for it all the same"
         notices.append(f"{error.message}, so that is left out{hint}")
     return [*ways, Way("cache, oracle", predictor=lambda: Oracle(recording.routing))], notices
+
+
+def _require_context(session: Session, prompt: int, tokens: int) -> None:
+    """Refuse more tokens than the context holds, before any are computed."""
+    needed, limit = prompt + 1 + tokens, session.most_tokens
+    if needed > limit:
+        message = f"{needed} tokens: {prompt} of the prompt, one that follows it and {tokens} decoded"
+        hint = "give a shorter prompt or fewer tokens to decode; the context holds all of them together"
+        raise TrapError(f"{message}, the context holds {limit}", hint=hint)
 
 
 def _decode(session: Session, way: Way, prompt: Ids, tokens: int) -> Run:

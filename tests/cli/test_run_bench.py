@@ -15,6 +15,7 @@ from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
 from estream_runtime import decode_bench
 from estream_runtime.decode_bench import Way
+from estream_runtime.session import Session
 from estream_spec.prefetch_router import encode_prefetch_router
 from fixtures.olmoe import EXPERTS, LAYERS, CheckpointFactory
 from fixtures.packed import PackageFactory
@@ -161,6 +162,23 @@ def test_arena_too_small_to_decode_in(run: Run, packed: PackageFactory) -> None:
     error, hint = found.err.splitlines()
     assert error.endswith(f"the arena of {2 * RECORD} bytes has no room for a token's experts")
     assert hint.endswith(f"the smallest arena to decode in is {TOP_K * RECORD} bytes")
+
+
+def test_more_tokens_than_the_context_holds(run: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_package(packed()) as package:
+        context = package.manifest.model.context_length
+    options = ["--rounds", "1", "--prompt-tokens"]
+    assert run("bench", packed(), "--decode", "--tokens", "2", *options, f"{context - 3}").code == 0
+    monkeypatch.setattr(Session, "_run", None)  # nothing is computed before it is refused
+    found = run("bench", packed(), "--decode", "--tokens", "3", *options, f"{context - 3}")
+    assert (found.code, found.out) == (1, "")
+    assert f"{context + 1} tokens: {context - 3} of the prompt, one that follows it and 3 decoded, " in found.err
+    assert f"the context holds {context}\n" in found.err
+    assert "hint: give a shorter prompt or fewer tokens to decode" in found.err
+    plain = run("bench", packed(), *options, f"{context + 1}")
+    assert (plain.code, plain.out) == (1, "")
+    assert f"prompt has {context + 1} tokens, the context holds {context}\n" in plain.err
+    assert "hint: give fewer tokens" in plain.err
 
 
 def test_a_text_needs_a_tokenizer(run: Run, olmoe_checkpoint: CheckpointFactory, tmp_path: Path) -> None:
