@@ -160,7 +160,7 @@ def _decoding(found: DecodeBench, what: str, rounds: int) -> Iterator[str]:
     yield "in time: of the experts read ahead and needed, there before that; useful: of those read ahead, needed"
     yield "tokens: the same by all exact ways" if found.same_tokens else "tokens: NOT the same by all exact ways"
     if all(each.precision is None for each in found.ways):
-        _, _, why = found.ways[-1].prefetching.partition("off: ")
+        _, _, why = found.ways[-1].prefetching.partition("off: ")  # the oracle's: it always has something to read
         yield f"nothing was read ahead: {why or 'it was expected to pay at no time, or had no time to begin'}"
     yield from _remarks(found.ways)
 
