@@ -36,7 +36,7 @@ def decode_lines(planned: Planned) -> Iterator[str]:
             yield f"a prompt of {prompt.tokens:,} takes {joules}; times its time, {product}"
     for plan in planned.decoding:
         yield from _lines(plan)
-    if any(plan.ways for plan in planned.decoding):
+    if any(plan.reads_ahead for plan in planned.decoding):
         worth = "as measured when it was trained" if planned.predicted else "those published, until one is trained"
         yield f"exact: figures of the prefetch router are {worth}"
 
@@ -53,10 +53,15 @@ def _lines(plan: DecodePlan) -> Iterator[str]:
         yield f"{after}: no room for the experts of a token; more memory lets them stay"
         return
     yield f"{after} wants all memory that is left: an arena of {bytes_text(plan.arena_bytes)}, {plan.slots:,} experts"
+    if not plan.reads_ahead:
+        why = "all experts are in the arena" if plan.ways[0].hit_rate == 1 else "the arena has no room for it"
+        yield f"prefetching does not pay here: {why}"
+        return
     verdict = "pays" if plan.prefetching_pays else "does not pay"
     hides = f"attention of a layer hides {plan.hidden_records:.1f} reads of an expert"
     yield f"prefetching {verdict} here: {hides}"
-    yield f"prefetching {_share(plan.saving)} of a token, and without a wrong guess {_share(plan.best_saving)}"
+    why = "; room for it is taken from what layers keep" if plan.saving < 0 else ""
+    yield f"prefetching {_share(plan.saving)} of a token, and without a wrong guess {_share(plan.best_saving)}{why}"
 
 
 def _share(value: float) -> str:

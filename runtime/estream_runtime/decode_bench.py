@@ -16,6 +16,7 @@ from estream_loader.progress import Progress
 from estream_runtime.batch import Ids
 from estream_runtime.decoding import DecodeStats
 from estream_runtime.prefetching import Prediction, Predictor
+from estream_runtime.programs import no_room_to_decode
 from estream_runtime.session import Session
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.weights import Floats
@@ -210,13 +211,15 @@ def decode_bench(
 
     Raises:
         LinkError: the arena has no room for decoding, or as `Session` does.
-        TrapError: the text ends with the prompt's token, or as `Session.generate` does.
+        TrapError: prompt and tokens do not fit the context, the text ends with the prompt's token, or as
+            `Session.generate` does.
     """
     recording = Recording()
     first = Way("recording", predictor=lambda: recording)
     ways, notices = _ways(package, open_session, recording, substitute_share)
     progress.begin("decoding", 1 + rounds * len(ways))
     with open_session(**first.options) as session:
+        _require_context(session, len(prompt), tokens)
         _decode(session, first, prompt, tokens)
         reading_mode, arena_bytes = session.interpreter.pager.mode, session.interpreter.pager.arena.length
     progress.advance(1)
@@ -257,6 +260,15 @@ def _ways(
     return [*ways, Way("cache, oracle", predictor=lambda: Oracle(recording.routing))], notices
 
 
+def _require_context(session: Session, prompt: int, tokens: int) -> None:
+    """Refuse more tokens than the context holds, before any are computed."""
+    needed, limit = prompt + 1 + tokens, session.most_tokens
+    if needed > limit:
+        message = f"{needed} tokens: {prompt} of the prompt, one that follows it and {tokens} decoded"
+        hint = "give a shorter prompt or fewer tokens to decode; the context holds all of them together"
+        raise TrapError(f"{message}, the context holds {limit}", hint=hint)
+
+
 def _decode(session: Session, way: Way, prompt: Ids, tokens: int) -> Run:
     """Take the prompt in and decode in one way."""
     decoding, pager = session.interpreter.decoding, session.interpreter.pager
@@ -277,9 +289,7 @@ def _decode(session: Session, way: Way, prompt: Ids, tokens: int) -> Run:
         raise TrapError("the text ends with its first token, nothing is decoded", hint="take another prompt")
     after, decoded = generation.stats, decoding.stats - already
     if not decoded.tokens:
-        shape = session.package.expert_shape
-        hint = f"the smallest arena to decode in is {max(shape.top_k) * shape.bank_bytes(1)} bytes"
-        raise LinkError(f"the arena of {pager.arena.length} bytes has no room for a token's experts", hint=hint)
+        raise no_room_to_decode(session.package.expert_shape, pager.arena.length)
     return Run(
         token_ids=token_ids,
         seconds=after.total_s - before.total_s,

@@ -106,6 +106,7 @@ class Decoding:
         predictor: says what to read ahead; None reads nothing ahead.
         substitute_share: the largest share of a layer's weights that an expert may have to be replaced; None replaces
             none, which is the mode `exact`.
+        asked: whether reading ahead was asked for, so that without a predictor it is the package that has none.
 
     Attributes:
         slots: where records are.
@@ -123,18 +124,20 @@ class Decoding:
         pager: Pager,
         predictor: Predictor | None = None,
         substitute_share: float | None = None,
+        *,
+        asked: bool = True,
     ):
         self.slots = Slots(pager, pager.shape)
         self.predictor, self.pace = predictor, Pace()
         self.judge = Judge() if predictor is not None and substitute_share is None else None
         self._model, self._backend, self._weights, self._pager = model, backend, weights, pager
-        self._substitute_share = substitute_share
+        self._substitute_share, self._asked = substitute_share, asked
         self._bound: dict[int, tuple[int, Any]] = {}
         """By slot what the backend takes of its record, and the slot's epoch when that was made."""
         self._prediction: Prediction | None = None
         self._predicted_at = 0.0
         self._layer: _Layer | None = None
-        self._reads_ahead = True
+        self._program: Program | None = None
         self._tokens = self._bytes_read = self._substituted = 0
         self._seconds = self._lost_share = self._started = 0.0
         self._read, self._uses = pager.stats, pager.uses
@@ -155,9 +158,10 @@ class Decoding:
     def prefetching(self) -> str:
         """Whether experts are read ahead, and what is known of its use, in words."""
         if self.predictor is None:
-            return "off"
-        if not self._reads_ahead:
-            return "off: all experts find room, or no more than those of a token"
+            return "off: the package has no prefetch router" if self._asked else "off: not asked for"
+        if self._program is not None and not self._program.reads_ahead:
+            all_there = sum(self._program.kept.values()) == sum(self._pager.shape.counts)
+            return "off: all experts are in the arena" if all_there else "off: the arena has no room for it"
         return "on" if self.judge is None else self.judge.verdict
 
     def begin(self, program: Program) -> None:
@@ -165,7 +169,7 @@ class Decoding:
         self._started = time.perf_counter()
         if self._pager.uses != self._uses:  # what was read since belongs to another program
             self._read = self._pager.stats
-        self._reads_ahead = program.reads_ahead
+        self._program = program
         if not self.slots.begin(program.kept):
             self._bound.clear()
 
@@ -176,7 +180,7 @@ class Decoding:
         read = stats.bytes_read - self._read.bytes_read
         self.pace.read(stats.reads - self._read.reads, stats.io_busy_s - self._read.io_busy_s)
         self._read, self._uses = stats, self._pager.uses
-        if self.judge is not None and self._reads_ahead:
+        if self.judge is not None and self._program is not None and self._program.reads_ahead:
             self.judge.took(seconds)
         self._tokens += 1
         self._bytes_read += read

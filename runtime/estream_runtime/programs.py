@@ -146,6 +146,12 @@ class DevicePrograms:
         return max(banks * shape.bank_bytes(sizes.group_size), records * shape.bank_bytes(1))
 
 
+def no_room_to_decode(shape: ExpertShape, arena_bytes: int) -> LinkError:
+    """What to raise where `DevicePrograms.decode` finds no program but one is needed."""
+    hint = f"the smallest arena to decode in is {max(shape.top_k) * shape.bank_bytes(1)} bytes"
+    return LinkError(f"the arena of {arena_bytes} bytes has no room for a token's experts", hint=hint)
+
+
 def choose_programs(
     package: Package, asked: Sizes, policy: PolicyName | None = None, device: str | None = None
 ) -> DevicePrograms:

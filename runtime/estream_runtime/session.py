@@ -26,7 +26,7 @@ from estream_runtime.host_processors import usable_processors
 from estream_runtime.interpreter import ROW_BLOCK, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
 from estream_runtime.prefetching import LearnedPredictor
-from estream_runtime.programs import POLICIES, Sizes, choose_programs
+from estream_runtime.programs import POLICIES, Sizes, choose_programs, no_room_to_decode
 from estream_runtime.sampling import Sampler, as_number, check_count, is_whole
 from estream_runtime.stats import Laps, Meter, Stats
 from estream_runtime.tracing import recorded, trace_of
@@ -127,8 +127,9 @@ class Session:
         notice: why what computes is not the fast backend, where none was asked for; None where it is.
 
     Raises:
-        LinkError: no such backend, policy or device, an arena smaller than one expert or of memory that cannot be had,
-            or graphs and weights that do not fit each other.
+        LinkError: no such backend, policy or device, an arena smaller than one expert, in the mode `stall-free` than a
+            token's experts of a layer, or of memory that cannot be had, or graphs and weights that do not fit each
+            other.
         FormatError: the package turns out to be faulty.
     """
 
@@ -195,9 +196,13 @@ class Session:
             scratch = scratch_for(package)
             dense = DenseWeights(package, opened, scratch, self._records)
             learned = prefetch and package.prefetch_router is not None
+            if mode == "stall-free" and self._programs.decode(predicts=learned) is None:
+                raise no_room_to_decode(package.expert_shape, arena_bytes)
             self._learned = LearnedPredictor(package, dense) if learned else None
             experts = ExpertWeights(package, opened, scratch)
-            decoding = Decoding(self._model, opened, experts, pager, self._learned, self._substitute_share)
+            decoding = Decoding(
+                self._model, opened, experts, pager, self._learned, self._substitute_share, asked=prefetch
+            )
             self._interpreter = Interpreter(self._model, opened, pager, self._embedding, dense, experts, decoding)
             laps.end("graphs chosen")
             self._resources = stack.pop_all()

@@ -48,8 +48,8 @@ class Stats:
         decoding: what became of single tokens that went through the layers in the arena's slots: those made after the
             first, and the first itself where only one token of the prompt was new; None where there were none, or is no
             room for that.
-        prefetching: whether experts are read before it is known which are needed: `on`, `off`, and what is known of
-            its use.
+        prefetching: whether experts are read before it is known which are needed: `on`, and what is known of its use,
+            or `off`, and why.
     """
 
     backend: str

@@ -66,6 +66,8 @@ class DecodePlan:
         slots: records that it holds.
         lanes: reads outstanding at a time.
         hidden_records: records that can be read behind the attention of a layer, the mean of those with experts.
+        reads_ahead: whether the program reads any expert ahead; not where the arena holds all of them, or has no room
+            beside those of a token.
         ways: without reading ahead, as predicted, and with a prediction that is always right; none without room.
     """
 
@@ -75,6 +77,7 @@ class DecodePlan:
     slots: int
     lanes: int
     hidden_records: float
+    reads_ahead: bool
     ways: tuple[TokenPlan, ...]
 
     @property
@@ -115,6 +118,10 @@ def plan_decoding(workload: Workload, profile: DeviceProfile, memory_bytes: int,
         slots = 0
     layers = list(decode_layers(workload, profile, tokens, [0.0] * len(model.layers), lanes))
     with_experts = [layers[number] for number in model.expert_layers]
+    shape = expert_shape(workload)
+    program = decode_program(shape, slots * shape.bank_bytes(1), predicts=True)
+    reads_ahead = program is not None and program.reads_ahead
+    ways = (_way(workload, profile, tokens, slots, each, reads_ahead=reads_ahead) for each in STRATEGIES)
     return DecodePlan(
         tokens=tokens,
         arena_cap=cap,
@@ -122,7 +129,8 @@ def plan_decoding(workload: Workload, profile: DeviceProfile, memory_bytes: int,
         slots=slots,
         lanes=lanes,
         hidden_records=sum(hidden_records(layer) for layer in with_experts) / len(with_experts),
-        ways=tuple(_way(workload, profile, tokens, slots, each) for each in STRATEGIES) if slots else (),
+        reads_ahead=reads_ahead,
+        ways=tuple(ways) if slots else (),
     )
 
 
@@ -201,7 +209,9 @@ def cache_bytes(model: ModelDescription, tokens: int) -> int:
     return 4 * tokens * sum(_kept(model, layer) for layer in range(len(model.layers)))
 
 
-def _way(workload: Workload, profile: DeviceProfile, tokens: int, slots: int, strategy: Strategy) -> TokenPlan:
+def _way(
+    workload: Workload, profile: DeviceProfile, tokens: int, slots: int, strategy: Strategy, *, reads_ahead: bool
+) -> TokenPlan:
     model, lanes = workload.model, choose_lanes(profile)
     kept = kept_records(expert_shape(workload), slots, predicts=strategy != "none")
     rates = hit_rates(model.expert_counts, kept)
@@ -209,7 +219,7 @@ def _way(workload: Workload, profile: DeviceProfile, tokens: int, slots: int, st
     layers = tuple(decode_layers(workload, profile, tokens, rates, lanes))
     found = decode_token(
         layers,
-        strategy,
+        strategy if reads_ahead else "none",
         extra=READ_AHEAD,
         after_s=head_s(model, profile),
         reading=Reading(start_s=profile.read_start_s.value, toll_s=toll),

@@ -66,7 +66,18 @@ def test_decoding_is_planned_beside_the_prompt(pack: Pack) -> None:
         r"^prefetching saves \d.\d% of a token, and without a wrong guess saves \d.\d%$", out, re.MULTILINE
     )
     assert "\nexact: figures of the prefetch router are those published, until one is trained\n" in out
-    assert "\nprefetching does not pay here: " in pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "1G")[1]
+    assert (
+        "\nprefetching does not pay here: attention of a layer hides "
+        in pack("plan", "olmoe-1b-7b", *PHONE, "--memory", "1G")[1]
+    )
+    out = pack("plan", "olmoe-1b-7b", "--profile", "ufs-4.1", "--memory", "64G")[1]
+    assert "\nprefetching does not pay here: all experts are in the arena\n" in out
+    assert "prefetching saves" not in out
+    assert "figures of the prefetch router" not in out
+    flash = ("plan", "olmoe-1b-7b", "--profile", "ufs-4.1", "--prompt", "64", "--memory")
+    [least] = re.findall(r"expected at least (\d+) MiB", pack(*flash, "64M")[2])
+    out = pack(*flash, f"{int(least) + 100}M")[1]
+    assert "\nprefetching does not pay here: the arena has no room for it\n" in out
     [least] = re.findall(r"expected at least (\d+) MiB", pack("plan", "mixtral-8x7b", *PHONE, "--memory", "64M")[2])
     status, out, _ = pack("plan", "mixtral-8x7b", *PHONE, "--memory", f"{least}M")
     assert status == 0

@@ -49,7 +49,7 @@ def test_generate_shows_the_text_and_what_it_cost(run: Run, packed: PackageFacto
     assert "of experts read in" in second
     assert re.fullmatch(
         r"decoding: \d+% of experts there from earlier tokens, [\d,]+ bytes and \d\.\d stalls a token; "
-        r"reading ahead off",
+        r"reading ahead off: the package has no prefetch router",
         third,
     )
 
@@ -63,7 +63,10 @@ def test_late_experts_may_be_replaced(run: Run, packed: PackageFactory) -> None:
     options = ["--prompt", PROMPT, "--max-new-tokens", "12", "--arena", "96K"]
     found = run("generate", packed(), *options, "--mode", "stall-free", "--substitute-share", "1")
     assert found.code == 0
-    assert re.search(r"; reading ahead off; \d+ experts replaced, which had \d+\.\d% of the weights\n$", found.err)
+    assert re.search(
+        r"; reading ahead off: the package .* router; \d+ experts replaced, which had \d+\.\d% of the weights\n$",
+        found.err,
+    )
     stats = json.loads(run("generate", packed(), *options, "--mode", "stall-free", "--json").out)["stats"]
     assert {"hits", "bytes_read", "stalls", "substituted", "lost_share"} <= {*stats["decoding"]}
     assert json.loads(run("generate", packed(), *options, "--json").out)["stats"]["decoding"]["substituted"] == 0

@@ -15,8 +15,9 @@ from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
 from estream_runtime import decode_bench
 from estream_runtime.decode_bench import Way
+from estream_runtime.session import Session
 from estream_spec.prefetch_router import encode_prefetch_router
-from fixtures.olmoe import LAYERS, CheckpointFactory
+from fixtures.olmoe import EXPERTS, LAYERS, CheckpointFactory
 from fixtures.packed import PackageFactory
 from fixtures.prefetching import prefetch_router_for
 
@@ -69,7 +70,7 @@ def test_reading_ahead_is_shown_where_there_is_a_prefetch_router(run: Run, predi
     assert [*ways][3:5] == ["cache, APEX", "cache, APEX, judged"]
     assert ways["cache, APEX"]["prefetching"] == "on"
     assert ways["cache, APEX, judged"]["prefetching"] == "on, not compared yet"
-    assert ways["cache"]["prefetching"] == "off"
+    assert ways["cache"]["prefetching"] == "off: not asked for"
 
 
 def test_decoding_as_a_table(run: Run, predicting: Path) -> None:
@@ -83,6 +84,15 @@ def test_decoding_as_a_table(run: Run, predicting: Path) -> None:
     assert "tokens: the same by all exact ways" in rows
     assert "cache, APEX, judged: reading ahead ended on, not compared yet" in rows
     assert "tokens are those of the exact ways" in found.out
+
+
+@pytest.mark.parametrize(
+    ("slots", "why"), [(TOP_K, "the arena has no room for it"), (LAYERS * EXPERTS, "all experts are in the arena")]
+)
+def test_why_nothing_is_read_ahead_is_told(slots: int, why: str, run: Run, packed: PackageFactory) -> None:
+    found = run("bench", packed(), "--decode", "--tokens", "2", "--rounds", "1", "--arena", f"{slots * RECORD}")
+    assert found.code == 0
+    assert f"\nnothing was read ahead: {why}\n" in found.out
 
 
 def test_what_is_left_out_is_told(run: Run, packed: PackageFactory) -> None:
@@ -152,6 +162,23 @@ def test_arena_too_small_to_decode_in(run: Run, packed: PackageFactory) -> None:
     error, hint = found.err.splitlines()
     assert error.endswith(f"the arena of {2 * RECORD} bytes has no room for a token's experts")
     assert hint.endswith(f"the smallest arena to decode in is {TOP_K * RECORD} bytes")
+
+
+def test_more_tokens_than_the_context_holds(run: Run, packed: PackageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_package(packed()) as package:
+        context = package.manifest.model.context_length
+    options = ["--rounds", "1", "--prompt-tokens"]
+    assert run("bench", packed(), "--decode", "--tokens", "2", *options, f"{context - 3}").code == 0
+    monkeypatch.setattr(Session, "_run", None)  # nothing is computed before it is refused
+    found = run("bench", packed(), "--decode", "--tokens", "3", *options, f"{context - 3}")
+    assert (found.code, found.out) == (1, "")
+    assert f"{context + 1} tokens: {context - 3} of the prompt, one that follows it and 3 decoded, " in found.err
+    assert f"the context holds {context}\n" in found.err
+    assert "hint: give a shorter prompt or fewer tokens to decode" in found.err
+    plain = run("bench", packed(), *options, f"{context + 1}")
+    assert (plain.code, plain.out) == (1, "")
+    assert f"prompt has {context + 1} tokens, the context holds {context}\n" in plain.err
+    assert "hint: give fewer tokens" in plain.err
 
 
 def test_a_text_needs_a_tokenizer(run: Run, olmoe_checkpoint: CheckpointFactory, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from estream_packer.prefetch import recording, training
 from estream_packer.prefetch.blocks import BLOCK_CHARACTERS, LEAST_BLOCKS
 from estream_packer.prefetch.picture import reliability_svg
 from estream_packer.recipe import BuildOptions
-from estream_spec.errors import TrapError
+from estream_spec.errors import PackError, TrapError
 from estream_spec.prefetch_router import check_prefetch_router, check_router, decode_prefetch_router
 from fixtures.olmoe import CheckpointFactory
 from fixtures.packed import FamilyFactory
@@ -211,6 +211,27 @@ def test_a_text_that_is_there_twice_is_refused(
         assert (found.code, found.out) == (1, "")
         assert f"text says the same as {text} (at {given[1]})" in found.err
     assert left_over(tmp_path) == ["copy.txt"]
+
+
+def test_a_text_to_report_on_that_is_too_short_is_refused_before_anything_runs(
+    pack: Pack, built: Built, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise PackError("recording begins")
+
+    monkeypatch.setattr(training, "recorded", stop)
+    test = tmp_path / "test.txt"
+    refused = f"expected at least 256 (at {test})"
+    for count, message in (
+        (1, f"text to report on has 1 token, {refused}"),
+        (255, f"text to report on has 255 tokens, {refused}"),
+        (256, "recording begins"),
+    ):
+        test.write_text("7" * count)
+        found = pack("train-prefetch", built(), "--text", text, "--test", test, "-o", tmp_path / "model.prefetch")
+        assert (found.code, found.out) == (1, "")
+        assert message in found.err
+    assert left_over(tmp_path) == ["test.txt"]
 
 
 def test_of_a_text_that_was_given_to_report_on_nothing_is_claimed(

@@ -34,7 +34,9 @@ from estream_loader.console import FILE, FiniteRange, console, print_json
     show_default=True,
     help="Share of needed experts that is to be predicted.",
 )
-@click.option("--test", type=FILE, help="Text to report on.  [default: a tenth of the others, kept for that]")
+@click.option(
+    "--test", type=FILE, help="Text to report on, 256 tokens or more.  [default: a tenth of the others, kept for that]"
+)
 @click.option(
     "--picture", type=click.Path(path_type=Path), help="Draw how reliable its confidence is to this SVG file."
 )

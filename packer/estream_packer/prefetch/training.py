@@ -57,6 +57,8 @@ from estream_spec.prefetch_router import (
 
 OTHER_TARGETS: Final = (0.9, 0.95, 0.99, 0.995)
 """Overlaps that the report tells of beside the one that was asked for."""
+LEAST_TEST_TOKENS: Final = 256
+"""Fewest tokens of a text to report on: what fewer say of it is left to chance. Chosen, not measured."""
 _CHUNK: Final = 4096
 """Rows that are ranked together."""
 
@@ -155,8 +157,11 @@ def _windows(
         found["train"] += found["test"]
         ids = [encode(block) for block in blocks_of(test.content)]
         found["test"] = [each[at : at + length] for each in ids for at in range(0, len(each), length)]
-        if not found["test"]:
-            raise PackError("text to report on has no tokens", path=str(test.path))
+        if (count := sum(map(len, ids))) < LEAST_TEST_TOKENS:
+            message = f"text to report on has {count} token{'s' * (count != 1)}, expected at least {LEAST_TEST_TOKENS}"
+            raise PackError(
+                message, path=str(test.path), hint="give a longer one, or none: a part of the others is kept"
+            )
     return found
 
 

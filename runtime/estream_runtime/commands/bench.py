@@ -23,6 +23,7 @@ from estream_runtime.session import Session
 from estream_runtime.stats import Stats
 from estream_runtime.text import encode_prompt
 from estream_spec.errors import LinkError
+from estream_spec.limits import MAX_DIMENSION
 
 MIB: Final = 1 << 20
 PROMPT_TOKENS: Final = 64
@@ -36,7 +37,7 @@ TOKENS: Final = 32
 @click.option("--prompt-file", type=FILE, help="The same from a file, UTF-8.")
 @click.option(
     "--prompt-tokens",
-    type=click.IntRange(2),
+    type=click.IntRange(2, MAX_DIMENSION),
     help=f"Tokens of the prompt at most, or random ones.  [default: all of the text, or {PROMPT_TOKENS}]",
 )
 @click.option("--tokens", type=click.IntRange(1), help=f"Tokens to decode.  [default: {TOKENS}]")
@@ -60,9 +61,10 @@ def command(
     """Measure how fast PACKAGE runs on this device: taking a prompt in, or with --decode the tokens that follow it.
 
     Decoding is measured without a cache of experts, with one, and with one and reading ahead: the experts of the token
-    before, those that the package's prefetch router predicts (APEX), always and where the session finds that it pays,
-    and those that will really be needed (oracle). All of these make the same tokens, which is checked: the exit code is
-    1 where they do not. In the mode stall-free they may be others.
+    before, those that the package's prefetch router predicts (APEX), always, and judged, which is only while the
+    session finds that it pays, and those that will really be needed (oracle). All of these make the same tokens, which
+    is checked: the exit code is 1 where they do not. The mode stall-free, whose tokens may be others, is measured
+    beside them wherever the model allows it; there is no --mode.
 
     Each run begins with an empty arena. Without a text the prompt is of random tokens, whose routing is not a text's.
     """
@@ -158,7 +160,8 @@ def _decoding(found: DecodeBench, what: str, rounds: int) -> Iterator[str]:
     yield "in time: of the experts read ahead and needed, there before that; useful: of those read ahead, needed"
     yield "tokens: the same by all exact ways" if found.same_tokens else "tokens: NOT the same by all exact ways"
     if all(each.precision is None for each in found.ways):
-        yield "nothing was read ahead: there is no room for it beside what layers keep, or no time"
+        _, _, why = found.ways[-1].prefetching.partition("off: ")  # the oracle's: it always has something to read
+        yield f"nothing was read ahead: {why or 'it was expected to pay at no time, or had no time to begin'}"
     yield from _remarks(found.ways)
 
 

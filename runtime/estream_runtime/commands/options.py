@@ -90,8 +90,8 @@ def decoding_options(verb: Callable[..., None]) -> Callable[..., None]:
     prefetch = click.option(
         "--prefetch/--no-prefetch",
         default=True,
-        help="Whether experts are read before it is known which are needed, where the package has a prefetch router and"
-        " it turns out to pay.  [default: prefetch]",
+        help="Whether experts are read before it is known which are needed, where that turns out to pay. Does nothing"
+        " where the package has no prefetch router.  [default: prefetch]",
     )
     mode = click.option(
         "--mode",

@@ -122,6 +122,16 @@ def test_models_that_lose_too_much_are_refused_unless_a_share_is_given(packed_fa
             assert len(list(session.generate(PROMPT, 4))) == 4
 
 
+def test_an_arena_without_room_to_decode_in_is_refused(packed: PackageFactory) -> None:
+    """There every token would wait for all of its experts, and none would be replaced."""
+    with open_package(packed()) as package:
+        with pytest.raises(LinkError, match=f"arena of {(TOP_K - 1) * RECORD} bytes has no room") as caught:
+            Session(package, arena_bytes=(TOP_K - 1) * RECORD, mode="stall-free")
+        assert caught.value.hint == f"the smallest arena to decode in is {TOP_K * RECORD} bytes"
+        with Session(package, threads=1, arena_bytes=TOP_K * RECORD, mode="stall-free") as session:
+            assert len(list(session.generate(PROMPT, 4))) == 4
+
+
 def test_sparsemixer_is_refused(packed_family: FamilyFactory) -> None:
     for share in (None, 0.5):
         with open_package(packed_family("phimoe")) as package, pytest.raises(LinkError, match="sparsemixer"):

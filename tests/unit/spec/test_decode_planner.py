@@ -71,6 +71,18 @@ def test_without_room_for_a_tokens_experts_nothing_is_promised() -> None:
     assert (less.slots, less.arena_bytes, less.ways, less.prefetching_pays) == (0, 0, (), False)
 
 
+def test_nothing_is_read_ahead_where_all_is_there_or_a_tokens_experts_take_all_room() -> None:
+    model = stored("olmoe-1b-7b")
+    need = cache_bytes(OLMOE_1B_7B, 64) - available_arena(model, FLASH, 0, 64)
+    record = max(model.record_lengths)
+    for slots, reads_ahead in ((8, False), (128, False), (129, True), (1023, True), (1024, False)):
+        found = plan(need + slots * record)
+        assert (found.slots, found.reads_ahead) == (slots, reads_ahead)
+        if not reads_ahead:
+            assert len({(way.time_s, way.read_bytes) for way in found.ways}) == 1
+            assert not found.prefetching_pays
+
+
 def test_more_memory_means_more_hits_and_faster_tokens() -> None:
     plans = [plan(memory) for memory in (GIB, 2 * GIB, 3 * GIB, 64 * GIB)]
     for number in range(3):
