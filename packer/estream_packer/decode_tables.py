@@ -36,7 +36,7 @@ def decode_lines(planned: Planned) -> Iterator[str]:
             yield f"a prompt of {prompt.tokens:,} takes {joules}; times its time, {product}"
     for plan in planned.decoding:
         yield from _lines(plan)
-    if any(plan.reads_ahead for plan in planned.decoding):
+    if any(plan.ways for plan in planned.decoding):
         worth = "as measured when it was trained" if planned.predicted else "those published, until one is trained"
         yield f"exact: figures of the prefetch router are {worth}"
 
