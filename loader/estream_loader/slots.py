@@ -69,6 +69,9 @@ class Slots:
         self._demanded: dict[int, int] = {}
         """Experts of the layer at work that are demanded, and their slots; those that were there first."""
         self._awaited: list[int] = []
+        """Of those, the ones that were waited for and not taken yet."""
+        self._arrived = 0
+        """How many of those were waited for."""
         self._known: int | None = None
         """The pager's `uses` when the last program ended well, so that nothing can have changed if it still is that."""
 
@@ -163,7 +166,7 @@ class Slots:
             if self._pager.arena.banks[slot].state is BankState.AVAILABLE:
                 self._pager.fill(layer, expert, slot)
         self._ahead = {}
-        self._demanded, self._awaited = there | coming, []
+        self._demanded, self._awaited, self._arrived = there | coming, [], 0
         for expert in absent:
             self._demanded[expert] = self._fill(layer, expert, self._take_any(layer, wanted))
         for expert in self.missing(layer, later):
@@ -180,11 +183,14 @@ class Slots:
             IntegrityError: the checksum of a record differs or its bytes are missing.
             LinkError: the device failed.
         """
+        if self._arrived == len(self._demanded):
+            return
         for number, (expert, slot) in enumerate(self._demanded.items()):
             filling = self._pager.arena.banks[slot].state is BankState.FILLING
             if filling and (number < count or self._pager.arrived(slot)):
                 self._pager.await_(layer, expert, slot)
                 self._awaited.append(expert)
+                self._arrived += 1
 
     def take(self) -> list[tuple[int, Binding]]:
         """The demanded experts that were waited for and not taken yet, with their slots, in use from now on."""

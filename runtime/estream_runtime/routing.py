@@ -117,7 +117,7 @@ def _shares(scores: Floats, router: Router) -> Floats:
 
 def _weights(shares: Floats, chosen: Rows, router: Router) -> Floats:
     """Weights f32 `[T, k]` of what was chosen."""
-    weights: Floats = np.take_along_axis(shares, chosen, axis=1)
+    weights: Floats = shares[np.arange(len(chosen))[:, None], chosen]
     if router.family.endswith("-renormalise"):
         with np.errstate(invalid="ignore"):  # sigmoids that are all 0 divided by their sum
             weights /= weights.sum(axis=1, keepdims=True) + np.float32(router.epsilon)
