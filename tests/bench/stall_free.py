@@ -77,8 +77,14 @@ def opened(package: Package, threshold: float | None, share: float) -> Iterator[
     """A session of which only predicted experts count as ready; an exact one for no threshold."""
     shape = package.expert_shape
     room = sum(shape.counts) * max(shape.record_lengths) * 3 // 4  # with all of them there, nothing would be predicted
-    mode = {} if threshold is None else {"mode": "stall-free", "substitute_share": share}
-    with Session(package, arena_bytes=room, prefetch=False, **mode) as session:
+    exact = threshold is None
+    with Session(
+        package,
+        arena_bytes=room,
+        prefetch=False,
+        mode="exact" if exact else "stall-free",
+        substitute_share=None if exact else share,
+    ) as session:
         decoding, only = session.interpreter.decoding, None
         if threshold is not None:
             only = PredictedOnly(package, threshold)
@@ -89,7 +95,7 @@ def opened(package: Package, threshold: float | None, share: float) -> Iterator[
 
 def measured(package: Package, tokens: np.ndarray, threshold: float | None, share: float) -> dict[str, float]:
     """Perplexity of tokens decoded one by one, and what was replaced."""
-    total = count = 0
+    total, count = 0.0, 0
     with opened(package, threshold, share) as (session, only):
         for start in range(0, len(tokens) - 1, WINDOW):
             window, context = tokens[start : start + WINDOW + 1], session.new_context()
