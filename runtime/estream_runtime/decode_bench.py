@@ -14,7 +14,7 @@ from typing import Any, Final
 from estream_loader.package import Package
 from estream_loader.progress import Progress
 from estream_runtime.batch import Ids
-from estream_runtime.decoding import DecodeStats
+from estream_runtime.decoding import DecodeStats, substitution_bound
 from estream_runtime.prefetching import Prediction, Predictor
 from estream_runtime.programs import no_room_to_decode
 from estream_runtime.session import Session
@@ -216,7 +216,7 @@ def decode_bench(
     """
     recording = Recording()
     first = Way("recording", predictor=lambda: recording)
-    ways, notices = _ways(package, open_session, recording, substitute_share)
+    ways, notices = _ways(package, recording, substitute_share)
     progress.begin("decoding", 1 + rounds * len(ways))
     with open_session(**first.options) as session:
         _require_context(session, len(prompt), tokens)
@@ -239,9 +239,7 @@ def decode_bench(
     )
 
 
-def _ways(
-    package: Package, open_session: Callable[..., Session], recording: Recording, substitute_share: float | None
-) -> tuple[list[Way], list[str]]:
+def _ways(package: Package, recording: Recording, substitute_share: float | None) -> tuple[list[Way], list[str]]:
     """The ways that this package allows, and notices of the others."""
     ways = [Way("no cache", forgets=True), Way(CACHE), Way("cache, previous token", predictor=PreviousToken)]
     notices = []
@@ -252,7 +250,7 @@ def _ways(
         ways += [Way("cache, APEX", {}), Way(JUDGED, {}, judged=True)]
     stall_free = Way("stall-free", {"mode": "stall-free", "substitute_share": substitute_share})
     try:
-        open_session(**stall_free.options).close()
+        substitution_bound(package.manifest.model, "stall-free", substitute_share)
         ways.append(stall_free)
     except LinkError as error:
         hint = "" if error.hint is None else "; --substitute-share asks for it all the same"

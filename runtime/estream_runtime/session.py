@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Final, Self, TypeVar, get_args
+from typing import Final, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +21,18 @@ from estream_runtime.backends import Backend, default_backend, fallback_notice, 
 from estream_runtime.batch import Batch, Ids
 from estream_runtime.cache import Kept
 from estream_runtime.context import Context
-from estream_runtime.decoding import Decoding, Mode
+from estream_runtime.decoding import Decoding, Mode, substitution_bound
 from estream_runtime.host_processors import usable_processors
 from estream_runtime.interpreter import ROW_BLOCK, Interpreter, OnRoute
 from estream_runtime.likelihood import log_probabilities
 from estream_runtime.prefetching import LearnedPredictor
 from estream_runtime.programs import POLICIES, Sizes, choose_programs, no_room_to_decode
-from estream_runtime.sampling import Sampler, as_number, check_count, is_whole
+from estream_runtime.sampling import Sampler, check_count, is_whole
 from estream_runtime.stats import Laps, Meter, Stats
 from estream_runtime.tracing import recorded, trace_of
 from estream_runtime.weights import DenseWeights, ExpertWeights, read_dense, scratch_for
 from estream_spec.errors import LinkError, TrapError
 from estream_spec.limits import MAX_LANES
-from estream_spec.model import ModelDescription
 from estream_spec.schedule import POLICY_NAMES, Policy, Program
 from estream_spec.trace import Trace
 from estream_spec.weights import Floats
@@ -42,10 +41,6 @@ _LAST: Final = np.array([-1])
 """The row that the next token follows."""
 MAX_THREADS: Final = 256
 """Most threads a session computes with. Far more than processors do not help, and thousands bring a machine down."""
-SUBSTITUTE_SHARE: Final = 0.25
-"""Largest share of its layer's weights that an expert has to be replaced, unless a share is given. Not measured."""
-FEW_EXPERTS: Final = 2
-"""Models that route to no more experts lose much by replacing one: 4 points of 65 in APEX (arXiv 2608.11688)."""
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 T = TypeVar("T")
 
@@ -166,7 +161,7 @@ class Session:
         name = next((each for each in POLICIES if each == policy), None)
         if policy is not None and name is None:
             raise LinkError(f"unknown policy {policy!r}, expected one of: {', '.join(POLICIES)}")
-        self._substitute_share = _substitute_share(manifest.model, mode, substitute_share)
+        self._substitute_share = substitution_bound(manifest.model, mode, substitute_share)
         self._package, self._model = package, manifest.model
         self._closed = False
         self.threads = _plain(threads) or usable_processors()
@@ -538,29 +533,6 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise TrapError("the session is closed")
-
-
-def _substitute_share(model: ModelDescription, mode: str, share: float | None) -> float | None:
-    """The largest share of a layer's weights that a replaced expert may have; None where none is replaced.
-
-    Raises:
-        LinkError: no such mode, a share out of its range or without the mode, or a model that the mode does not suit.
-    """
-    if mode not in get_args(Mode):
-        raise LinkError(f"unknown mode {mode!r}, expected one of: {', '.join(get_args(Mode))}")
-    if mode == "exact":
-        if share is not None:
-            raise LinkError("substitute_share without the mode 'stall-free', in which alone experts are replaced")
-        return None
-    if share is not None and not 0 < as_number(share) <= 1:
-        raise LinkError(f"substitute_share is {share!r}, expected a number above 0 and up to 1")
-    routers = [block.router for block in model.expert_blocks]
-    if any(each.family == "sparsemixer" for each in routers):
-        raise LinkError("the mode 'stall-free' does not know how to weigh substitutes for a router 'sparsemixer'")
-    if share is None and (fewest := min(each.top_k for each in routers)) <= FEW_EXPERTS:
-        message = f"the mode 'stall-free' loses too much in a model that routes to {fewest} expert{'s' * (fewest > 1)}"
-        raise LinkError(message, hint="a substitute_share of your own says that you want it all the same")
-    return SUBSTITUTE_SHARE if share is None else float(share)
 
 
 def _plain(number: int | None) -> int | None:

@@ -30,6 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from estream_loader import Package, open_package
+from estream_loader.pager import Pager
+from estream_loader.slots import Slots
 from estream_packer.build import build
 from estream_packer.recipe import BuildOptions
 from estream_packer.sample import write_sample
@@ -44,7 +46,7 @@ WINDOW: Final = 256
 
 
 class PredictedOnly:
-    """Stands in for a session's predictor and for what is ready: what prefetch routers predict at one threshold."""
+    """Predicts by the package's prefetch router at one threshold, and has nothing read ahead."""
 
     def __init__(self, package: Package, threshold: float):
         router = package.prefetch_router
@@ -67,9 +69,21 @@ class PredictedOnly:
     def routed(self, layer: int, experts: Sequence[int]) -> None:
         """Nothing is learned."""
 
-    def ready(self, layer: int) -> set[int]:
-        """What is there of a layer."""
+    def predicted(self, layer: int) -> set[int]:
+        """What was predicted of a layer last."""
         return self._predicted[layer]
+
+
+class PredictedSlots(Slots):
+    """Slots of which only predicted experts count as ready."""
+
+    def __init__(self, pager: Pager, only: PredictedOnly):
+        super().__init__(pager, pager.shape)
+        self._only = only
+
+    def ready(self, layer: int) -> set[int]:
+        """See `Slots.ready`."""
+        return self._only.predicted(layer)
 
 
 @contextmanager
@@ -88,8 +102,7 @@ def opened(package: Package, threshold: float | None, share: float) -> Iterator[
         decoding, only = session.interpreter.decoding, None
         if threshold is not None:
             only = PredictedOnly(package, threshold)
-            decoding.predictor = only
-            decoding.slots.ready = only.ready  # type: ignore[method-assign]
+            decoding.predictor, decoding.slots = only, PredictedSlots(session.interpreter.pager, only)
         yield session, only
 
 

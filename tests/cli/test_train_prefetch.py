@@ -324,7 +324,7 @@ def test_a_disk_without_room_is_refused_before_the_model_reads(
     pack: Pack, built: Built, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(recording.shutil, "disk_usage", lambda folder: usage._replace(free=1000))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1000))
     monkeypatch.setattr(recording, "observe_layers", None)
     found = pack("train-prefetch", built(), "--text", text, "-o", tmp_path / "model.prefetch")
     assert found.code == 1

@@ -63,20 +63,13 @@ class Bin(Struct, frozen=True, kw_only=True):
     found: float
 
 
-class LayerReport(Struct, frozen=True, kw_only=True):
-    """One layer.
+class Worth(Struct, frozen=True, kw_only=True):
+    """What predictions are worth, and what others would be.
 
     Attributes:
-        layer: its number.
-        experts: routed experts.
-        top_k: of which a token needs so many.
-        start: what training began with.
-        start_loss: KL divergence from the router's distribution before training, nats, on the text that stops it.
-        loss: likewise after training.
-        target: how sure the confidence model must be.
-        found: at that target.
+        found: at the targets that calibration has set.
         fixed_extra: see `Asked.fixed_extra`.
-        fixed: the first `top_k + d` for every d from 0 on.
+        fixed: the first `top_k + d` for every d from 0 on, or all experts where there are fewer.
         calibration_error: mean distance between chance and frequency, weighted by how often each was told.
         reliability: chances and frequencies.
         previous_token: overlap with what the token before was routed to.
@@ -84,13 +77,6 @@ class LayerReport(Struct, frozen=True, kw_only=True):
         untrained: overlap of the first `top_k` where the true router takes the place of the trained map.
     """
 
-    layer: int
-    experts: int
-    top_k: int
-    start: Start
-    start_loss: float
-    loss: float
-    target: float
     found: Measured
     fixed_extra: float
     fixed: tuple[Measured, ...]
@@ -101,8 +87,30 @@ class LayerReport(Struct, frozen=True, kw_only=True):
     untrained: float
 
 
-class PrefetchReport(Struct, frozen=True, kw_only=True):
-    """All layers.
+class LayerReport(Worth, frozen=True, kw_only=True):
+    """One layer.
+
+    Attributes:
+        layer: its number.
+        experts: routed experts.
+        top_k: of which a token needs so many.
+        start: what training began with.
+        start_loss: KL divergence from the router's distribution before training, nats, on the text that stops it.
+        loss: likewise after training.
+        target: how sure the confidence model must be.
+    """
+
+    layer: int
+    experts: int
+    top_k: int
+    start: Start
+    start_loss: float
+    loss: float
+    target: float
+
+
+class PrefetchReport(Worth, frozen=True, kw_only=True):
+    """All layers: overlaps and errors are means over them, and a fixed number is the same in each.
 
     Attributes:
         output: the file that was written.
@@ -112,14 +120,6 @@ class PrefetchReport(Struct, frozen=True, kw_only=True):
         distribution: what the linear maps were trained to.
         tokens: for each purpose.
         asked: overlap that was asked for.
-        found: what came of it.
-        fixed_extra: see `Asked.fixed_extra`; the same number in every layer.
-        fixed: the first `top_k + d` in every layer for every d, or all experts where a layer has fewer.
-        calibration_error: mean over layers.
-        reliability: of all layers together.
-        previous_token: mean over layers, as the next two.
-        shuffled: see `LayerReport`.
-        untrained: see `LayerReport`.
         others: what asking for other overlaps would have brought.
         layers: each by itself.
     """
@@ -131,14 +131,6 @@ class PrefetchReport(Struct, frozen=True, kw_only=True):
     distribution: str
     tokens: dict[str, int]
     asked: float
-    found: Measured
-    fixed_extra: float
-    fixed: tuple[Measured, ...]
-    calibration_error: float
-    reliability: tuple[Bin, ...]
-    previous_token: float
-    shuffled: float
-    untrained: float
     others: tuple[Asked, ...]
     layers: tuple[LayerReport, ...]
 

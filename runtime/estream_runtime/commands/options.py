@@ -18,9 +18,9 @@ from estream_loader.memory import ARENA_KINDS, ArenaKind
 from estream_loader.package import Package
 from estream_loader.policy_options import policy_of, policy_options
 from estream_runtime.backends import BACKENDS, fallback_notice
-from estream_runtime.decoding import Mode
+from estream_runtime.decoding import SUBSTITUTE_SHARE, Mode
 from estream_runtime.programs import POLICIES
-from estream_runtime.session import MAX_THREADS, SUBSTITUTE_SHARE, Session
+from estream_runtime.session import MAX_THREADS, Session
 from estream_runtime.stats import Laps, process_age_s
 from estream_spec.limits import MAX_LANES
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -359,9 +360,8 @@ def test_hits_and_reads_are_those_of_a_simple_model(
         hits = reads = 0
         for _ in range(tokens):
             routing = routings(decoder, random)
-            demand = decoder.demand
 
-            def counting(layer: int, experts: Sequence[int], substitutes: bool, go_on: Any = demand) -> None:
+            def counting(layer: int, experts: Sequence[int], substitutes: bool, go_on: Any = decoder.demand) -> None:
                 nonlocal hits, reads
                 lying = {decoder.holds(slot) for slot in range(decoder.program.bank_count)}
                 there = sum((layer, expert) in lying for expert in experts)
@@ -370,9 +370,8 @@ def test_hits_and_reads_are_those_of_a_simple_model(
                 used[layer] = [*experts, *(each for each in used[layer] if each not in experts)]
                 go_on(layer, experts, substitutes)
 
-            decoder.demand = counting  # type: ignore[method-assign]
-            decoder.token(routing)
-            decoder.demand = demand  # type: ignore[method-assign]
+            with patch.object(decoder, "demand", counting):
+                decoder.token(routing)
             for layer, latest in used.items():
                 assert decoder.slots._kept[layer] == {*latest[: decoder.kept[layer]]}
         stats = decoder.slots.stats

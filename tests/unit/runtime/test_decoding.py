@@ -289,7 +289,7 @@ def test_other_families(name: str, packed_family: FamilyFactory) -> None:
 def test_a_context_that_goes_on_decodes_the_same(packed: PackageFactory) -> None:
     """Turns of a conversation, one of them a single token, one left half way, while other calls use the arena."""
 
-    def talk(session: Session, between: Callable[[], object]) -> list[list[int]]:
+    def talk(session: Session, between: Callable[[Session], object]) -> list[list[int]]:
         context, text, said = session.new_context(), [*PROMPT], list[list[int]]()
         for more, count in (([], 5), ([9], 6), ([3, 4, 5], 4), ([8], 7)):
             text += more
@@ -297,19 +297,19 @@ def test_a_context_that_goes_on_decodes_the_same(packed: PackageFactory) -> None
             said.append([])
             for token in islice(run, count):
                 said[-1].append(token)
-                between()
+                between(session)
             text += said[-1]
         return said
 
     with open_package(packed()) as package:
-        [expected] = [talk(each, lambda: None) for each in sessions(package, None, 24)]
+        [expected] = [talk(each, lambda _: None) for each in sessions(package, None, 24)]
         for session in sessions(package, None, 1, 5, 24):
             for between in (
-                lambda: None,
-                lambda: session.prefill(PROMPT),  # noqa: B023
-                lambda: session.forward(PROMPT[:2]),  # noqa: B023
-                lambda: session.score(PROMPT[:3], [[5], [6, 7]]),  # noqa: B023
-                lambda: next(session.generate([4], 3)),  # noqa: B023
+                lambda _: None,
+                lambda other: other.prefill(PROMPT),
+                lambda other: other.forward(PROMPT[:2]),
+                lambda other: other.score(PROMPT[:3], [[5], [6, 7]]),
+                lambda other: next(other.generate([4], 3)),
             ):
                 assert talk(session, between) == expected
 
